@@ -1,0 +1,25 @@
+"""Every metric, declared once. Exporters, docs, dashboards and rules refer to these objects."""
+
+from typing import Any
+
+from vllm_vitals.catalog.cache import CACHE, LORA, SPECULATIVE
+from vllm_vitals.catalog.conventions import CONVENTIONS
+from vllm_vitals.catalog.engine import ENGINE, STEP
+from vllm_vitals.catalog.itself import ITSELF
+from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Metric, Scope
+from vllm_vitals.catalog.requests import REQUESTS, TOKENS
+
+GROUPS: dict[str, tuple[Metric[Any], ...]] = {
+    "engine": ENGINE,
+    "step": STEP,
+    "tokens": TOKENS,
+    "requests": REQUESTS,
+    "cache": CACHE,
+    "lora": LORA,
+    "speculative": SPECULATIVE,
+    "conventions": CONVENTIONS,
+    "itself": ITSELF,
+}
+CATALOG: tuple[Metric[Any], ...] = tuple(metric for group in GROUPS.values() for metric in group)
+
+__all__ = ["CATALOG", "GROUPS", "Counter", "Gauge", "Histogram", "Label", "Metric", "Scope"]

@@ -1,0 +1,107 @@
+"""The caches (KV, prefix, multimodal), LoRA adapters and speculative decoding."""
+
+from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
+from vllm_vitals.step import Facts, Step
+
+TIER = Label("tier", ("local",), help="local: this engine's KV cache. external: a KV connector's")
+ADAPTERS = 100
+"""Distinct LoRA adapters that get a series of their own."""
+
+
+def _queries(step: Step) -> dict[str, float]:
+    tiers = {"local": step.prefix_cache, "external": step.external_prefix_cache}
+    return {tier: use.queries for tier, use in tiers.items() if use}
+
+
+def _hits(step: Step) -> dict[str, float]:
+    tiers = {"local": step.prefix_cache, "external": step.external_prefix_cache}
+    return {tier: use.hits for tier, use in tiers.items() if use}
+
+
+def _adapters(step: Step) -> dict[tuple[str, str], float] | None:
+    if not step.scheduled:
+        return None
+    running = {(name, "running"): float(n) for name, n in step.lora_running.items()}
+    return running | {(name, "waiting"): float(n) for name, n in step.lora_waiting.items()}
+
+
+KV_USAGE = Gauge(
+    "vllm.kv_cache.usage", "1", "Share of the KV-cache blocks that requests hold at the latest step.",
+    of=Step, read=lambda s: s.kv_cache_usage, initial=0.0, momentary=True, limit=1.0,
+    native="vllm:kv_cache_usage_perc",
+)  # fmt: skip
+KV_CAPACITY = Gauge(
+    "vllm.kv_cache.capacity", "{token}", "Tokens that the KV cache of one engine holds.",
+    of=Facts, read=lambda f: f.kv_cache_tokens,
+)  # fmt: skip
+KV_FREE = Gauge(
+    "vllm.kv_cache.free", "{token}", "Tokens that still fit in the KV cache: capacity times the unused share.",
+    of=Step, read=lambda s: s.kv_cache_free, momentary=True,
+)  # fmt: skip
+PREFIX_QUERIES = Counter(
+    "vllm.prefix_cache.queried_tokens", "{token}",
+    "Tokens looked up in the prefix cache when requests are first scheduled.",
+    of=Step, read=_queries, labels=(TIER,), native="vllm:[external_]prefix_cache_queries",
+)  # fmt: skip
+PREFIX_HITS = Counter(
+    "vllm.prefix_cache.hit_tokens", "{token}", "Tokens found there; never more than were looked up.",
+    of=Step, read=_hits, labels=(TIER,), native="vllm:[external_]prefix_cache_hits",
+)  # fmt: skip
+MULTIMODAL_QUERIES = Counter(
+    "vllm.multimodal_cache.queries", "{item}", "Images, sounds and videos looked up in the processor's cache.",
+    of=Step, read=lambda s: s.multimodal_cache.queries if s.multimodal_cache else None, native="vllm:mm_cache_queries",
+)  # fmt: skip
+MULTIMODAL_HITS = Counter(
+    "vllm.multimodal_cache.hits", "{item}", "Those that were found there.",
+    of=Step, read=lambda s: s.multimodal_cache.hits if s.multimodal_cache else None, native="vllm:mm_cache_hits",
+)  # fmt: skip
+BLOCK_LIFETIME = Histogram(
+    "vllm.kv_cache.block.lifetime", "s", "From a sampled KV block's allocation to its eviction.",
+    of=Step, read=lambda s: s.evictions.lifetimes if s.evictions else None, buckets="kv_cache_residency",
+    needs="kv_residency", since="0.12.0", native="vllm:kv_block_lifetime_seconds",
+)  # fmt: skip
+BLOCK_IDLE = Histogram(
+    "vllm.kv_cache.block.idle", "s", "From a sampled KV block's last use to its eviction.",
+    of=Step, read=lambda s: s.evictions.idle_times if s.evictions else None, buckets="kv_cache_residency",
+    needs="kv_residency", since="0.12.0", native="vllm:kv_block_idle_before_evict_seconds",
+)  # fmt: skip
+BLOCK_REUSE_GAP = Histogram(
+    "vllm.kv_cache.block.reuse_gap", "s", "Between two uses of a sampled KV block.",
+    of=Step, read=lambda s: s.evictions.reuse_gaps if s.evictions else None, buckets="kv_cache_residency",
+    needs="kv_residency", since="0.12.0", native="vllm:kv_block_reuse_gap_seconds",
+)  # fmt: skip
+
+LORA_REQUESTS = Gauge(
+    "vllm.lora.requests", "{request}", "Requests per LoRA adapter at the latest step, as vLLM's front end counts.",
+    of=Step, read=_adapters, momentary=True, needs="lora", native="vllm:lora_requests_info",
+    labels=(Label("adapter", cap=ADAPTERS, help="`_other` once there are too many"),
+            Label("state", cap=2, help="running or waiting")),
+)  # fmt: skip
+
+DRAFTS = Counter(
+    "vllm.spec_decode.drafts", "{draft}", "Drafts proposed.",
+    of=Step, read=lambda s: s.speculation.drafts if s.speculation else None, needs="speculation",
+    native="vllm:spec_decode_num_drafts",
+)  # fmt: skip
+DRAFT_TOKENS = Counter(
+    "vllm.spec_decode.draft_tokens", "{token}", "Tokens proposed in drafts.",
+    of=Step, read=lambda s: s.speculation.draft_tokens if s.speculation else None, needs="speculation",
+    native="vllm:spec_decode_num_draft_tokens",
+)  # fmt: skip
+ACCEPTED_TOKENS = Counter(
+    "vllm.spec_decode.accepted_tokens", "{token}", "Draft tokens accepted, by their position in the draft.",
+    of=Step, needs="speculation", native="vllm:spec_decode_num_accepted_tokens_per_pos",
+    read=lambda s: (
+        {str(position): float(n) for position, n in enumerate(s.speculation.accepted_by_position)}
+        if s.speculation
+        else None
+    ),
+    labels=(Label("position", cap=64, help="0 is the first token of a draft"),),
+)  # fmt: skip
+
+CACHE = (
+    KV_USAGE, KV_CAPACITY, KV_FREE, PREFIX_QUERIES, PREFIX_HITS, MULTIMODAL_QUERIES, MULTIMODAL_HITS,
+    BLOCK_LIFETIME, BLOCK_IDLE, BLOCK_REUSE_GAP,
+)  # fmt: skip
+LORA = (LORA_REQUESTS,)
+SPECULATIVE = (DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS)

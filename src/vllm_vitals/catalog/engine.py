@@ -1,0 +1,103 @@
+"""The engine itself: what it was started with, what it holds right now, whether it sleeps."""
+
+from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
+from vllm_vitals.step import Facts, Sleep, Step
+
+INFO_LABELS = (
+    "vllm_version", "runner", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefix_caching",
+    "chunked_prefill", "speculative_method", "kv_connector", "kv_role",
+)  # fmt: skip
+SLEEP_STATES = ("awake", "paused", "weights_offloaded", "discard_all")
+
+
+def _waiting(step: Step) -> dict[str, float] | None:
+    if step.waiting is None:
+        return None
+    return {"capacity": step.waiting, "deferred": step.deferred or 0}
+
+
+INFO = Gauge(
+    "vllm.engine.info", "", "Always 1; the labels are facts that an engine was started with.",
+    of=Facts, read=lambda f: {tuple(f.info.get(name, "") for name in INFO_LABELS): 1.0},
+    labels=tuple(Label(name, cap=64) for name in INFO_LABELS), native="vllm:cache_config_info",
+)  # fmt: skip
+RUNNING = Gauge(
+    "vllm.engine.requests.running", "{request}", "Requests in the batch at the latest step.",
+    of=Step, read=lambda s: s.running, initial=0.0, momentary=True, native="vllm:num_requests_running",
+)  # fmt: skip
+WAITING = Gauge(
+    "vllm.engine.requests.waiting", "{request}",
+    "Requests that the scheduler holds back at the latest step, deferred ones included.",
+    of=Step, read=_waiting, initial=0.0, momentary=True,
+    native="vllm:num_requests_waiting_by_reason",
+    labels=(Label("reason", ("capacity", "deferred"),
+                  help="capacity: no room in the batch or the KV cache. deferred: held by a transient limit "
+                       "(LoRA slots, KV transfer, grammar); told apart since vLLM 0.20.0"),),
+)  # fmt: skip
+LIMIT = Gauge(
+    "vllm.engine.requests.limit", "{request}", "Most requests in one batch (max_num_seqs).",
+    of=Facts, read=lambda f: f.max_num_seqs,
+)  # fmt: skip
+TOKEN_LIMIT = Gauge(
+    "vllm.engine.step_tokens.limit", "{token}", "Most tokens in one step (max_num_batched_tokens).",
+    of=Facts, read=lambda f: f.max_num_batched_tokens,
+)  # fmt: skip
+KV_FETCH = Gauge(
+    "vllm.engine.requests.kv_fetch", "{request}", "Waiting requests by stage of their asynchronous KV load.",
+    of=Step, read=lambda s: s.kv_fetch or None, momentary=True, needs="kv_consumer", since="0.32.0",
+    labels=(Label("stage", ("waiting_to_start", "in_progress", "completed_waiting")),),
+    native="vllm:num_requests_kv_fetch_by_stage",
+)  # fmt: skip
+SLEEP = Gauge(
+    "vllm.engine.sleep", "", "1 for the state that the engine is in, 0 for the others.",
+    of=Sleep, read=lambda e: {state: float(state == e.state) for state in SLEEP_STATES},
+    labels=(Label("state", SLEEP_STATES, help="paused is sleep level 0, weights_offloaded level 1, discard_all level 2"),),
+    native="vllm:engine_sleep_state",
+)  # fmt: skip
+STARTUP = Gauge(
+    "vllm.engine.startup.duration", "s",
+    "From the start of the serving process until its engines were ready.",
+    of=Facts, read=lambda f: f.startup,
+)  # fmt: skip
+
+STEP_INTERVAL = Histogram(
+    "vllm.step.interval", "s",
+    "Time between two steps of an engine that had requests left after the first of them.",
+    of=Step, read=lambda s: s.interval, buckets="step",
+)  # fmt: skip
+STEP_DURATION = Histogram(
+    "vllm.step.duration", "s", "Time the engine spent on a step, as vLLM's iteration details report it.",
+    of=Step, read=lambda s: s.duration, buckets="step", needs="iteration_details", since="0.26.0",
+)  # fmt: skip
+STEP_TOKENS = Histogram(
+    "vllm.step.tokens", "{token}",
+    "Prompt tokens computed and tokens generated in a step; cached and transferred tokens do not count. A "
+    "chunked prefill counts when its last chunk is done. Before vLLM 0.16.0 cached tokens do count.",
+    of=Step, read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated else None,
+    buckets="iteration_tokens", native="vllm:iteration_tokens_total",
+)  # fmt: skip
+SCHEDULED_TOKENS = Counter(
+    "vllm.step.scheduled_tokens", "{token}",
+    "Tokens that steps worked on: from vLLM's iteration details where they are enabled, else computed "
+    "prompt tokens (counted at the end of a prefill) and generated tokens.",
+    of=Step, read=lambda s: s.scheduled_tokens, labels=(Label("phase", ("prefill", "decode")),),
+)  # fmt: skip
+GRAPH_TOKENS = Counter(
+    "vllm.cuda_graph.tokens", "{token}", "Tokens run through the model, with and without CUDA-graph padding.",
+    of=Step, read=lambda s: s.graph_tokens, labels=(Label("kind", ("padded", "unpadded")),),
+    needs="cudagraph", since="0.13.0",
+)  # fmt: skip
+FLOPS = Counter(
+    "vllm.perf.flops", "{operation}", "Floating-point operations per GPU, as vLLM estimates them.",
+    of=Step, read=lambda s: s.flops, needs="mfu", since="0.14.0",
+    native="vllm:estimated_flops_per_gpu_total",
+)  # fmt: skip
+MEMORY_TRAFFIC = Counter(
+    "vllm.perf.memory_traffic", "By", "Bytes moved to and from GPU memory per GPU, as vLLM estimates them.",
+    of=Step, read=lambda s: s.memory_traffic, labels=(Label("direction", ("read", "write")),),
+    needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
+)  # fmt: skip
+
+ENGINE = (INFO, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, SLEEP, STARTUP)
+STEP = (STEP_INTERVAL, STEP_DURATION, STEP_TOKENS, SCHEDULED_TOKENS, GRAPH_TOKENS, FLOPS, MEMORY_TRAFFIC)

@@ -1,0 +1,57 @@
+"""The plugin itself: what it saw, lost, refused, and what it costs."""
+
+from typing import Any
+
+from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
+from vllm_vitals.step import Health, Step
+
+EXPORTER = Label("exporter", help="prometheus")
+
+INFO: Gauge[Any] = Gauge(
+    "vitals.info", "", "Always 1; which vllm-vitals and Python this is.",
+    scope=Scope.PROCESS, labels=(Label("version"), Label("python_version")),
+)  # fmt: skip
+STEPS = Counter(
+    "vitals.steps", "{step}", "Engine steps taken in: scheduler stats came or tokens moved.",
+    of=Step, read=lambda s: float(s.counts),
+)  # fmt: skip
+DROPPED = Counter(
+    "vitals.steps.dropped", "{step}", "Records lost because the queue between vLLM and the feeder was full.",
+    of=Health, read=lambda h: h.dropped, scope=Scope.PROCESS,
+)  # fmt: skip
+REJECTED: Counter[Any] = Counter(
+    "vitals.values.rejected", "{value}", "Values that cannot be true and were left out of a metric.",
+    scope=Scope.PROCESS,
+    labels=(Label("metric", cap=200),
+            Label("reason", cap=4, help="not_finite, negative, absurd (beyond what the metric can reach)")),
+)  # fmt: skip
+ERRORS = Counter(
+    "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",
+    of=Health, read=lambda h: h.errors, scope=Scope.PROCESS,
+    labels=(Label("stage", ("hook", "read", "collect", "export"),
+                  help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. "
+                       "collect: adding a step up. export: serving or sending"),),
+)  # fmt: skip
+HOOK_TIME = Counter(
+    "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin's hooks.",
+    of=Health, read=lambda h: h.hook_time, scope=Scope.PROCESS,
+)  # fmt: skip
+STEP_AGE: Gauge[Any] = Gauge("vitals.step.age", "s", "Time since the engine's latest step, or since it was started.")
+EXPORTS: Counter[Any] = Counter(
+    "vitals.exports", "{export}", "Exports that succeeded: scrapes answered.",
+    scope=Scope.PROCESS, labels=(EXPORTER,),
+)  # fmt: skip
+EXPORTS_FAILED: Counter[Any] = Counter(
+    "vitals.exports.failed", "{export}", "Exports that failed.", scope=Scope.PROCESS, labels=(EXPORTER,)
+)
+EXPORT_DURATION: Histogram[Any] = Histogram(
+    "vitals.export.duration", "s", "Time to build and hand over one export.",
+    scope=Scope.PROCESS, labels=(EXPORTER,), buckets="export",
+)  # fmt: skip
+SERIES: Gauge[Any] = Gauge(
+    "vitals.series", "{series}", "Label sets held, a histogram's counted once.", scope=Scope.PROCESS
+)
+
+ITSELF = (
+    INFO, STEPS, DROPPED, REJECTED, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED, EXPORT_DURATION, SERIES,
+)  # fmt: skip

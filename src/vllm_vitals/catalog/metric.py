@@ -1,0 +1,119 @@
+"""How a metric is declared: once, as data, with how it is read from a record."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from vllm_vitals.catalog.names import prometheus_label, prometheus_name, prometheus_unit
+
+R = TypeVar("R")
+Key = tuple[str, ...]
+Reading = float | Mapping[Any, float] | None
+"""What one record says: a number, or a number for each label value (a tuple of them for several labels)."""
+Readings = float | Iterable[float] | Mapping[Any, float] | None
+
+MOST = float(2**63)
+"""The largest count that one step can plausibly bring."""
+LONGEST = 7 * 86400.0
+"""The longest latency, in seconds, that is believed."""
+
+
+class Scope(Enum):
+    """Which labels every series of a metric carries."""
+
+    ENGINE = ("model_name", "engine")
+    MODEL = ("model_name",)
+    CONVENTION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
+    PROCESS = ()
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label beside those of the scope; `values` exist from the start, the rest is capped."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    cap: int = 16
+    help: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Metric(Generic[R]):
+    """One metric. `of` is the record type it is read from; `None`: the collector keeps it itself.
+
+    `native` names the vLLM metric that means the same, `needs` the engine feature without which
+    there is no series, `since` the first vLLM that reports it.
+    """
+
+    name: str
+    unit: str
+    help: str
+    of: type[R] | None = None
+    read: Callable[[R], Any] | None = None
+    labels: tuple[Label, ...] = ()
+    scope: Scope = Scope.ENGINE
+    native: str = ""
+    needs: str = ""
+    since: str = ""
+    limit: float = MOST
+
+    kind = "metric"
+
+    @cached_property
+    def labelnames(self) -> tuple[str, ...]:
+        """Return the OpenTelemetry attribute names of every series, in order."""
+        return (*self.scope.value, *(label.name for label in self.labels))
+
+    @cached_property
+    def prometheus_labels(self) -> tuple[str, ...]:
+        """Return the Prometheus label names of every series, in order."""
+        return tuple(map(prometheus_label, self.labelnames))
+
+    @cached_property
+    def prometheus(self) -> str:
+        """Return the Prometheus family name (a counter's ends in `_total`)."""
+        return prometheus_name(self.name, self.unit, gauge=self.kind == "gauge", counter=self.kind == "counter")
+
+    @cached_property
+    def prometheus_unit(self) -> str:
+        """Return the Prometheus unit word, `""` when there is none."""
+        return prometheus_unit(self.unit, gauge=self.kind == "gauge")
+
+
+@dataclass(frozen=True, eq=False)
+class Counter(Metric[R]):
+    """A sum that only grows; `read` gives what one record adds."""
+
+    read: Callable[[R], Reading] | None = None
+
+    kind = "counter"
+
+
+@dataclass(frozen=True, eq=False)
+class Gauge(Metric[R]):
+    """A value at a moment. `momentary` values go away when a working engine falls silent.
+
+    `initial` is the value before the first record, `None` when there is none to tell.
+    """
+
+    read: Callable[[R], Reading] | None = None
+    initial: float | None = None
+    momentary: bool = False
+
+    kind = "gauge"
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram(Metric[R]):
+    """A distribution over the bounds of a bucket family.
+
+    `ceiling` gives, from the record, what a value cannot honestly exceed.
+    """
+
+    read: Callable[[R], Readings] | None = None
+    buckets: str = ""
+    ceiling: Callable[[R], float | None] | None = None
+
+    kind = "histogram"

@@ -1,0 +1,161 @@
+"""Tokens and requests: what came in, what went out, and how long each part took."""
+
+from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
+from vllm_vitals.step import Finished, Rejection, Step
+
+SLACK = 1.0
+"""Seconds by which a phase may outlast its request: the two are measured on different clocks."""
+
+
+def lifetime(step: Step) -> float:
+    """Return the seconds that no latency seen in this step can exceed: its process is no older."""
+    return step.age + SLACK
+
+
+def longest_phase(request: Finished) -> float | None:
+    """Return the seconds that no phase of this request can exceed."""
+    return None if request.duration is None else request.duration + SLACK
+
+
+def frontend(request: Finished) -> float | None:
+    """Return the seconds spent outside the engine: tokenising, transport, detokenising."""
+    if request.duration is None or request.queue is None or request.inference is None:
+        return None
+    return max(request.duration - request.queue - request.inference, 0.0)
+
+
+def _phases(request: Finished) -> dict[str, float]:
+    parts = {
+        "queue": request.queue,
+        "prefill": request.prefill,
+        "decode": request.decode,
+        "frontend": frontend(request),
+    }
+    return {phase: seconds for phase, seconds in parts.items() if seconds is not None}
+
+
+PROMPT_TOKENS = Counter(
+    "vllm.tokens.prompt", "{token}", "Prompt tokens of requests whose prefill is done, by where they came from.",
+    of=Step, read=lambda s: s.prompt_tokens, native="vllm:prompt_tokens_by_source",
+    labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"),
+                  help="`unknown` before vLLM 0.16.0, which does not tell"),),
+)  # fmt: skip
+CACHED_TOKENS = Counter(
+    "vllm.tokens.prompt_cached", "{token}", "Prompt tokens found in a cache when scheduled, by cache tier.",
+    of=Step, read=lambda s: s.cached_by_source, native="vllm:prompt_tokens_cached_by_source",
+    labels=(Label("source", ("device",), help="device, or a tier of the KV connector since vLLM 0.32.0"),),
+)  # fmt: skip
+GENERATION_TOKENS = Counter(
+    "vllm.tokens.generation", "{token}", "Tokens generated.",
+    of=Step, read=lambda s: s.generation_tokens, native="vllm:generation_tokens",
+)  # fmt: skip
+
+FINISHED = Counter(
+    "vllm.requests.finished", "{request}",
+    "Finished sequences (`n` per request). Requests whose client left are reported to no stat logger.",
+    of=Finished, read=lambda r: {r.reason: 1.0}, native="vllm:request_success",
+    labels=(Label("finish_reason", ("stop", "length", "abort", "error", "repetition")),),
+)  # fmt: skip
+REJECTED = Counter(
+    "vllm.requests.rejected", "{request}", "Requests turned away by admission control before they were queued.",
+    of=Rejection, read=lambda r: {r.reason: 1.0}, scope=Scope.MODEL, since="0.32.0",
+    labels=(Label("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),),
+    native="vllm:admission_rejections",
+)  # fmt: skip
+PREEMPTED = Counter(
+    "vllm.requests.preempted", "{request}", "Preemptions: a request lost its KV cache and must be recomputed.",
+    of=Step, read=lambda s: s.preempted, native="vllm:num_preemptions",
+)  # fmt: skip
+CORRUPTED = Counter(
+    "vllm.requests.corrupted", "{request}", "Finished requests that had NaNs in their logits.",
+    of=Step, read=lambda s: s.corrupted, needs="nan_check", native="vllm:corrupted_requests",
+)  # fmt: skip
+WATERMARKED = Counter(
+    "vllm.requests.watermarked", "{request}", "Finished requests by watermark status.",
+    of=Step, read=lambda s: s.watermarks, needs="watermark", since="0.32.0", native="vllm:watermark_requests",
+    labels=(Label("status", ("watermarked", "skipped", "not_watermarked")),),
+)  # fmt: skip
+
+TIME_TO_FIRST_TOKEN = Histogram(
+    "vllm.request.time_to_first_token", "s",
+    "From a request's arrival to its first token, observed when that token comes. A request that ends without "
+    "a token is not observed.",
+    of=Step, read=lambda s: s.first_token_latencies, buckets="time_to_first_token", limit=LONGEST,
+    ceiling=lifetime, native="vllm:time_to_first_token_seconds",
+)  # fmt: skip
+INTER_TOKEN_LATENCY = Histogram(
+    "vllm.request.inter_token_latency", "s", "Time between two outputs of a request, observed at every output.",
+    of=Step, read=lambda s: s.inter_token_latencies, buckets="inter_token_latency", limit=LONGEST,
+    ceiling=lifetime, native="vllm:inter_token_latency_seconds",
+)  # fmt: skip
+MEAN_TIME_PER_OUTPUT_TOKEN = Histogram(
+    "vllm.request.mean_time_per_output_token", "s",
+    "A finished request's decode time over its tokens after the first; needs two tokens.",
+    of=Finished, read=lambda r: r.time_per_output_token, buckets="inter_token_latency", limit=LONGEST,
+    ceiling=longest_phase, native="vllm:request_time_per_output_token_seconds",
+)  # fmt: skip
+DURATION = Histogram(
+    "vllm.request.duration", "s", "From a request's arrival to its last token.",
+    of=Finished, read=lambda r: r.duration, buckets="request_latency", limit=LONGEST,
+    native="vllm:e2e_request_latency_seconds",
+)  # fmt: skip
+INFERENCE_DURATION = Histogram(
+    "vllm.request.inference.duration", "s",
+    "From the first time a request is scheduled to its last token: prefill and decode.",
+    of=Finished, read=lambda r: r.inference, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
+    native="vllm:request_inference_time_seconds",
+)  # fmt: skip
+PHASE_DURATION = Histogram(
+    "vllm.request.phase.duration", "s", "Time of a finished request by phase; the phases add up to its duration.",
+    of=Finished, read=_phases, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
+    labels=(Label("phase", ("queue", "prefill", "decode", "frontend"),
+                  help="queue: until first scheduled. prefill: until the first token. decode: until the last. "
+                       "frontend: the rest, spent outside the engine"),),
+    native="vllm:request_{queue,prefill,decode}_time_seconds",
+)  # fmt: skip
+INPUT_TOKENS = Histogram(
+    "vllm.request.input_tokens", "{token}", "Prompt tokens of a finished request.",
+    of=Finished, read=lambda r: r.input_tokens, buckets="request_tokens", native="vllm:request_prompt_tokens",
+)  # fmt: skip
+OUTPUT_TOKENS = Histogram(
+    "vllm.request.output_tokens", "{token}", "Tokens generated for a finished sequence.",
+    of=Finished, read=lambda r: r.output_tokens, buckets="request_tokens",
+    native="vllm:request_generation_tokens",
+)  # fmt: skip
+REQUEST_CACHED_TOKENS = Histogram(
+    "vllm.request.cached_tokens", "{token}", "Prompt tokens of a finished request that came from a cache.",
+    of=Finished, read=lambda r: r.cached_tokens, buckets="request_tokens", since="0.13.0",
+)  # fmt: skip
+COMPUTED_TOKENS = Histogram(
+    "vllm.request.computed_tokens", "{token}", "Prompt tokens of a finished request that were not in a cache.",
+    of=Finished, buckets="request_tokens", since="0.13.0", native="vllm:request_prefill_kv_computed_tokens",
+    read=lambda r: (
+        None if r.input_tokens is None or r.cached_tokens is None else r.input_tokens - r.cached_tokens
+    ),
+)  # fmt: skip
+MAX_TOKENS = Histogram(
+    "vllm.request.max_tokens", "{token}", "The max_tokens that a finished request asked for.",
+    of=Finished, read=lambda r: r.max_tokens or None, buckets="request_tokens",
+    native="vllm:request_params_max_tokens",
+)  # fmt: skip
+LONGEST_OUTPUT = Histogram(
+    "vllm.request.longest_output", "{token}", "Tokens of the longest of a finished request's `n` sequences.",
+    of=Step, read=lambda s: s.longest_outputs, buckets="request_tokens",
+    native="vllm:request_max_num_generation_tokens",
+)  # fmt: skip
+SEQUENCES_ASKED = Histogram(
+    "vllm.request.n", "{sequence}", "The `n` that a finished request asked for.",
+    of=Step, read=lambda s: s.sequences_asked, buckets="request_params_n", native="vllm:request_params_n",
+)  # fmt: skip
+REQUEST_PREEMPTIONS = Histogram(
+    "vllm.request.preemptions", "{preemption}", "How often a finished request was preempted.",
+    of=Finished, read=lambda r: r.preemptions, buckets="request_num_preemptions", since="0.30.0",
+    native="vllm:request_num_preemptions",
+)  # fmt: skip
+
+TOKENS = (PROMPT_TOKENS, CACHED_TOKENS, GENERATION_TOKENS)
+REQUESTS = (
+    FINISHED, REJECTED, PREEMPTED, CORRUPTED, WATERMARKED, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY,
+    MEAN_TIME_PER_OUTPUT_TOKEN, DURATION, INFERENCE_DURATION, PHASE_DURATION, INPUT_TOKENS, OUTPUT_TOKENS,
+    REQUEST_CACHED_TOKENS, COMPUTED_TOKENS, MAX_TOKENS, LONGEST_OUTPUT, SEQUENCES_ASKED, REQUEST_PREEMPTIONS,
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""The state of one series: a number, or a histogram that is filled in bulk."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PENDING = 4096
+"""Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
+
+Rejects = Counter[tuple[str, str]]
+"""How many values were refused, by metric name and reason."""
+
+
+class Exemplar(NamedTuple):
+    """A value of one request, to be shown beside the bucket that it fell into."""
+
+    request_id: str
+    value: float
+    time: float
+
+
+def fault(value: float, limit: float) -> str:
+    """Return why a value cannot be true, `""` when it can."""
+    if not math.isfinite(value):
+        return "not_finite"
+    if value < 0:
+        return "negative"
+    return "absurd" if value > limit else ""
+
+
+class NumberCell:
+    """A counter's sum or a gauge's latest value, with the Unix time it was observed."""
+
+    __slots__ = ("_limit", "_metric", "_rejects", "time", "value", "version")
+
+    def __init__(self, metric: str, limit: float, rejects: Rejects) -> None:
+        self.value = 0.0
+        self.time = 0.0
+        self.version = 0
+        self._metric = metric
+        self._limit = limit
+        self._rejects = rejects
+
+    def add(self, value: float) -> None:
+        """Add to a counter; a value that cannot be true is refused and counted."""
+        if 0 < value <= self._limit:
+            self.value += value
+            self.version += 1
+        elif value != 0:
+            self._rejects[self._metric, fault(value, self._limit)] += 1
+
+    def set(self, value: float, time: float) -> None:
+        """Set a gauge; a value that cannot be true is refused and counted."""
+        if 0 <= value <= self._limit:
+            self.time = time
+            if value != self.value:
+                self.value = float(value)
+                self.version += 1
+        else:
+            self._rejects[self._metric, fault(value, self._limit)] += 1
+
+
+class HistogramCell:
+    """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
+
+    __slots__ = (
+        "_counts", "_edges", "_limit", "_metric", "_pending", "_rejects", "bounds", "exemplars", "greatest",
+        "least", "total", "version",
+    )  # fmt: skip
+
+    def __init__(self, metric: str, limit: float, rejects: Rejects, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.total = 0.0
+        self.least = math.inf
+        self.greatest = -math.inf
+        self.version = 0
+        self.exemplars: dict[int, Exemplar] = {}
+        self._edges = np.array(bounds, dtype=np.float64)
+        self._counts: NDArray[np.int64] = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._pending = array("d")
+        self._metric = metric
+        self._limit = limit
+        self._rejects = rejects
+
+    def observe(self, value: float) -> None:
+        """Take one value in; it is judged and sorted later, in bulk."""
+        self._pending.append(value)
+        self.version += 1
+
+    def extend(self, values: Iterable[float]) -> None:
+        """Take values in; they are judged and sorted later, in bulk."""
+        before = len(self._pending)
+        self._pending.extend(values)
+        self.version += len(self._pending) > before
+        if len(self._pending) >= PENDING:
+            self.settle()
+
+    def attach(self, exemplar: Exemplar) -> None:
+        """Keep the latest exemplar of a bucket."""
+        if not fault(exemplar.value, self._limit):
+            self.exemplars[int(np.searchsorted(self._edges, exemplar.value))] = exemplar
+
+    def settle(self) -> None:
+        """Sort what is pending into the buckets, leaving out and counting what cannot be true."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, array("d")
+        values = np.frombuffer(pending, dtype=np.float64)
+        true = (values >= 0) & (values <= self._limit)
+        if not true.all():
+            self._rejects.update((self._metric, fault(value, self._limit)) for value in values[~true].tolist())
+            values = values[true]
+            if not values.size:
+                return
+        buckets = np.searchsorted(self._edges, values)
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        self.total += float(values.sum())
+        self.least = min(self.least, float(values.min()))
+        self.greatest = max(self.greatest, float(values.max()))
+
+    @property
+    def counts(self) -> list[int]:
+        """Return the settled count of each bucket, not cumulated."""
+        return [int(count) for count in self._counts]
+
+
+Cell = NumberCell | HistogramCell

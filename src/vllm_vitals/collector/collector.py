@@ -1,0 +1,188 @@
+"""The collector: takes records in, keeps the store that every exporter reads."""
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import vllm_vitals
+from vllm_vitals.catalog import CATALOG, itself
+from vllm_vitals.catalog.buckets import plan
+from vllm_vitals.catalog.cache import KV_FREE
+from vllm_vitals.catalog.metric import Gauge, Metric, Scope
+from vllm_vitals.collector.store import Store
+from vllm_vitals.collector.writers import Write, prepare, scope_key, writer
+from vllm_vitals.logs import log_once
+from vllm_vitals.settings import Settings
+from vllm_vitals.step import Facts, Finished, Health, Record, Rejection, Sleep, Step
+
+EXEMPLAR_LENGTH = 128 - len("request_id")
+"""OpenMetrics allows 128 characters for the label names and values of an exemplar."""
+
+Rule = tuple[Metric[Any], Callable[[Any], Any], Write]
+
+
+class Engine:
+    """What the collector remembers of one engine between its steps."""
+
+    def __init__(self, model: str, engine: str, rules: dict[type, list[Rule]], clock: float) -> None:
+        self.scope = (model, engine)
+        self.rules = rules
+        self.clock = clock
+        """Monotonic seconds of the latest step, or of the engine's start."""
+        self.worked: float | None = None
+        """Monotonic seconds of the latest step if it left requests in the engine."""
+        self.kv_cache_tokens: int | None = None
+        self.stale = False
+
+
+class Collector:
+    """Adds records up by the catalogue. Any thread may call it, except vLLM's event loop."""
+
+    def __init__(self, settings: Settings, metrics: Sequence[Metric[Any]] = CATALOG) -> None:
+        self._settings = settings
+        self._metrics = [
+            metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
+        ]
+        self._engines: dict[tuple[str, str], Engine] = {}
+        self._convention = (settings.gen_ai.operation_name, settings.gen_ai.provider_name)
+        self.store = Store(self._metrics)
+        self._bounds = plan(None, settings.buckets)
+        self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
+        for metric in self._in_scope(Scope.PROCESS):
+            prepare(self.store[metric], (), self._bounds)
+        info = (vllm_vitals.__version__, platform.python_version())
+        self._put(itself.INFO, (), info, 1.0)
+
+    def add(self, record: Record) -> None:
+        """Add one record up. Never raises for what a record holds: an error is counted and logged once."""
+        with self.store.lock:
+            if isinstance(record, Step):
+                self._add_step(record)
+            elif isinstance(record, Facts):
+                self._add_facts(record)
+            elif isinstance(record, Health):
+                self._write(self._process, record, time.time())
+            elif isinstance(record, Rejection):
+                rules = self._rules(record.model, "", self._bounds, Scope.MODEL)
+                self._write(rules[Rejection], record, time.time())
+            else:
+                self._add_sleep(record)
+
+    def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
+        """Count an error and log it with its traceback, once for each key."""
+        log_once(logging.ERROR, message, *args, key=key or message, traceback=True)
+        with self.store.lock:
+            self._write(self._process, Health(errors={stage: 1}), time.time())
+
+    def export(self, exporter: str, duration: float | None) -> None:
+        """Count one export and its seconds, or a failed one when there is no duration."""
+        with self.store.lock:
+            if duration is None:
+                self.store[itself.EXPORTS_FAILED].number((), (exporter,)).add(1)
+                return
+            self.store[itself.EXPORTS].number((), (exporter,)).add(1)
+            bounds = self._bounds[itself.EXPORT_DURATION.buckets]
+            self.store[itself.EXPORT_DURATION].histogram((), (exporter,), bounds).observe(duration)
+
+    def refresh(self, pause: Callable[[], None] = lambda: None) -> None:
+        """Bring what depends on the time of reading up to date; exporters call it before they read.
+
+        `pause` is called between small pieces of work, with no lock held.
+        """
+        for family in self.store:
+            with self.store.lock:
+                family.settle()
+            pause()
+        now, clock = time.time(), time.monotonic()
+        with self.store.lock:
+            for engine in self._engines.values():
+                self._put(itself.STEP_AGE, engine.scope, (), max(clock - engine.clock, 0.0))
+                self._expire(engine, clock)
+            for (metric, reason), count in self.store.rejects.items():
+                cell = self.store[itself.REJECTED].number((), (metric, reason))
+                cell.set(count, now)
+            self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
+
+    def _expire(self, engine: Engine, clock: float) -> None:
+        """Take the gauges of an engine away that fell silent in the middle of work: they are not known any more."""
+        after = self._settings.stale_after
+        if engine.stale or not after or engine.worked is None or clock - engine.clock < after:
+            return
+        engine.stale = True
+        for metric in self._metrics:
+            if isinstance(metric, Gauge) and metric.momentary:
+                self.store[metric].drop(engine.scope)
+
+    def _add_step(self, step: Step) -> None:
+        engine = self._engine(step.model, step.engine)
+        engine.stale = False
+        engine.clock = max(engine.clock, step.clock)
+        if step.scheduled:
+            if engine.worked is not None:
+                step.interval = step.clock - engine.worked
+            working = step.running or step.waiting or step.deferred
+            engine.worked = step.clock if working else None
+            if engine.kv_cache_tokens and step.kv_cache_usage is not None:
+                step.kv_cache_free = engine.kv_cache_tokens * (1 - step.kv_cache_usage)
+        self._write(engine.rules[Step], step, step.time)
+        rules = engine.rules[Finished]
+        for request in step.finished:
+            self._write(rules, request, step.time)
+
+    def _add_facts(self, facts: Facts) -> None:
+        overrides = facts.buckets, self._settings.buckets
+        bounds = plan(facts.max_model_len, *overrides)
+        engine = self._engine(facts.model, facts.engine, bounds)
+        engine.kv_cache_tokens = facts.kv_cache_tokens
+        for metric in self._metrics:
+            if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
+                prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
+        self._write(engine.rules[Facts], facts, time.time())
+        if facts.kv_cache_tokens:
+            self._put(KV_FREE, engine.scope, (), facts.kv_cache_tokens)
+
+    def _add_sleep(self, sleep: Sleep) -> None:
+        engine = self._engine(sleep.model, sleep.engine)
+        engine.worked = None
+        self._write(engine.rules[Sleep], sleep, time.time())
+
+    def _write(self, rules: list[Rule], record: Any, now: float) -> None:
+        for metric, read, write in rules:
+            try:
+                value = read(record)
+                if value is not None:
+                    write(value, record, now)
+            except Exception:  # noqa: BLE001 - one metric must not cost the others
+                self.error("collect", "Could not add to %s", metric.name)
+
+    def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
+        engine = self._engines.get((model, name))
+        if engine is None or bounds is not None:
+            rules = self._rules(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
+            engine = Engine(model, name, rules, time.monotonic())
+            self._engines[model, name] = engine
+        return engine
+
+    def _rules(
+        self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope
+    ) -> dict[type, list[Rule]]:
+        rules: dict[type, list[Rule]] = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health)}
+        for metric in self._in_scope(*scopes):
+            if metric.of is not None and metric.read is not None:
+                scope = self._scope(metric, model, engine)
+                write = writer(
+                    self.store[metric], scope, bounds, exemplars=EXEMPLAR_LENGTH if self._settings.exemplars else 0
+                )
+                rules[metric.of].append((metric, metric.read, write))
+        return rules
+
+    def _in_scope(self, *scopes: Scope) -> Iterable[Metric[Any]]:
+        return (metric for metric in self._metrics if metric.scope in scopes)
+
+    def _scope(self, metric: Metric[Any], model: str, engine: str) -> tuple[str, ...]:
+        return scope_key(metric.scope, model, engine, self._convention)
+
+    def _put(self, metric: Metric[Any], scope: tuple[str, ...], own: tuple[str, ...], value: float) -> None:
+        self.store[metric].number(scope, own).set(value, time.time())

@@ -1,0 +1,168 @@
+"""What the scrape endpoint answers."""
+
+import gzip
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
+from typing import Any
+from urllib.parse import parse_qs
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector as RegistryCollector
+
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.exposition import END, OPENMETRICS, TEXT, Renderer
+from vllm_vitals.feed.feed import Feed
+from vllm_vitals.feed.pace import Pace
+
+SILENT_FEEDER = 30.0
+"""Seconds without a drain after which the feeder counts as dead."""
+
+Environ = dict[str, Any]
+Answer = tuple[str, list[tuple[str, str]], bytes]
+PLAIN = "text/plain; charset=utf-8"
+
+
+class ScrapeApp:
+    """A WSGI application over one collector; any number of threads may call it."""
+
+    def __init__(self, collector: Collector, feed: Feed, native_registry: Callable[[], Any] | None) -> None:
+        """`native_registry` gives the registry whose metrics are served after ours, `None` for none."""
+        self._collector = collector
+        self._feed = feed
+        self._native_registry = native_registry
+        self._rendering = threading.Lock()
+        self._renderers: dict[bool, Renderer] = {}
+
+    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer one request."""
+        status, headers, body = self._answer(environ)
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _answer(self, environ: Environ) -> Answer:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return "405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", PLAIN)], b"use GET or HEAD\n"
+        path = environ.get("PATH_INFO", "").rstrip("/")
+        if path == "/metrics":
+            return self._metrics(environ)
+        if path == "/healthz":
+            return self._health()
+        return "404 Not Found", [("Content-Type", PLAIN)], b"there are /metrics and /healthz\n"
+
+    def _metrics(self, environ: Environ) -> Answer:
+        start = time.perf_counter()
+        try:
+            openmetrics = prefers_openmetrics(environ.get("HTTP_ACCEPT", ""))
+            names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])
+            with self._rendering:
+                body = b"".join(self._page(openmetrics=openmetrics, names=names))
+        except Exception as error:  # noqa: BLE001 - the scraper shall know
+            self._collector.error("export", "A scrape failed", key="scrape")
+            self._collector.export("prometheus", None)
+            return "500 Internal Server Error", [("Content-Type", PLAIN)], f"{type(error).__name__}: {error}\n".encode()
+        headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        if accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            body = gzip.compress(body, compresslevel=5)
+            headers.append(("Content-Encoding", "gzip"))
+        self._collector.export("prometheus", time.perf_counter() - start)
+        return "200 OK", headers, body
+
+    def _page(self, *, openmetrics: bool, names: list[str]) -> Iterator[bytes]:
+        pause = Pace().breathe
+        renderer = self._renderers.get(openmetrics)
+        if renderer is None:
+            renderer = self._renderers[openmetrics] = Renderer(self._collector.store, openmetrics=openmetrics)
+        self._collector.refresh(pause)
+        renderer.forget()
+        wanted = _wanted(names)
+        yield from renderer.render(pause, wanted)
+        if self._native_registry is not None:
+            try:
+                yield from native_page(self._native_registry(), pause, wanted, openmetrics=openmetrics)
+            except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
+                self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
+        if openmetrics:
+            yield END
+
+    def _health(self) -> Answer:
+        silent = time.monotonic() - self._feed.drained
+        if self._feed.alive() and silent < SILENT_FEEDER:
+            return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
+        body = f"the feeder has not drained for {silent:.0f} s\n".encode()
+        return "503 Service Unavailable", [("Content-Type", PLAIN)], body
+
+
+def _wanted(names: list[str]) -> Callable[[str], bool]:
+    """Return what picks families: all without names, else those that have a sample of such a name."""
+    if not names:
+        return lambda _: True
+    suffixes = ("_bucket", "_count", "_sum", "_total", "_created")
+    stems = {name.removesuffix(suffix) for name in names for suffix in suffixes} | set(names)
+    return lambda family: family in stems or family.removesuffix("_total") in stems
+
+
+def native_page(
+    registry: Any, pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+) -> Iterator[bytes]:
+    """Yield another registry's families one by one, in the same format, their names as they are."""
+    for family in registry.collect():
+        if wanted(family.name):
+            yield _native(family, openmetrics=openmetrics)
+        pause()
+
+
+class _One(RegistryCollector):
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        return [self._family]
+
+
+def _native(family: Metric, *, openmetrics: bool) -> bytes:
+    one: Any = _One(family)
+    if not openmetrics:
+        return generate_latest(one)
+    # A colon is legal in a name, but since 0.23 the client rewrites it unless asked not to; older ones cannot be asked.
+    asked = {"escaping": "allow-utf-8"} if "escaping" in signature(generate_openmetrics).parameters else {}
+    page: bytes = generate_openmetrics(one, **asked)  # type: ignore[no-untyped-call]
+    return page.removesuffix(END)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Tell whether an Accept header prefers OpenMetrics to Prometheus text."""
+    openmetrics = text = 0.0
+    for part in accept.split(","):
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        quality = _quality(parameters)
+        if kind == "application/openmetrics-text":
+            openmetrics = max(openmetrics, quality)
+        elif kind in ("text/plain", "text/*", "*/*") and (kind == "text/plain" or not text):
+            text = max(text, quality) if kind == "text/plain" else quality
+    return openmetrics > 0 and openmetrics >= text
+
+
+def accepts_gzip(header: str) -> bool:
+    """Tell whether an Accept-Encoding header allows gzip."""
+    for part in header.split(","):
+        coding, *parameters = (word.strip().lower() for word in part.split(";"))
+        if coding in ("gzip", "*"):
+            return _quality(parameters) > 0
+    return False
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -1,0 +1,121 @@
+"""The feeder: a thread that turns what vLLM left in the taps into records, off the serving path."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from vllm_vitals.feed.pace import Pace
+from vllm_vitals.feed.tap import Tap
+from vllm_vitals.logs import LOGGER, log_once
+from vllm_vitals.step import Health, Record, Step
+
+Read = Callable[[Any, Any, Any, Any, float, float], Step]
+"""Takes the three stats, the engine, Unix time and clock; returns a Step."""
+
+
+class Sink(Protocol):
+    """Where records go: the collector in this process, or the way to another."""
+
+    def add(self, record: Record) -> None:
+        """Take one record."""
+
+
+class Feed:
+    """Drains every tap of this process into one sink, a little at a time."""
+
+    def __init__(self, sink: Sink, interval: float) -> None:
+        """`interval`: seconds between two drains."""
+        self._sink = sink
+        self._interval = interval
+        self._sources: list[tuple[Tap, Read]] = []
+        self._told: dict[Tap, tuple[int, int, float]] = {}
+        self._errors: Counter[str] = Counter()
+        self._draining = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.drained = time.monotonic()
+        """Monotonic seconds of the latest finished drain."""
+
+    def attach(self, tap: Tap, read: Read) -> None:
+        """Drain one more tap; the first one starts the thread."""
+        self._sources.append((tap, read))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="vitals-feeder", daemon=True)
+            self._thread.start()
+
+    def complain(self, field: str, value: Any, expected: str) -> None:
+        """Count a vLLM value that could not be used; the log has each field once."""
+        self._errors["read"] += 1
+        log_once(
+            logging.WARNING, "vLLM gave %s = %.200r, expected %s; it is left out", field, value, expected, key=field
+        )
+
+    def alive(self) -> bool:
+        """Tell whether the feeder still runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def drain(self) -> None:
+        """Take in everything that waits."""
+        pace = Pace()
+        with self._draining:
+            for tap, read in self._sources:
+                for _ in range(len(tap.queue)):
+                    self._take(tap, read)
+                    pace.breathe()
+            self._report()
+            self.drained = time.monotonic()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Drain once more and end the thread, in at most `timeout` seconds."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def close(self) -> None:
+        """Forget everything without touching a thread or a lock: this is the child of a fork."""
+        self._stopped.set()
+        for tap, _ in self._sources:
+            tap.close()
+
+    def _run(self) -> None:
+        stopped = False
+        while not stopped:
+            stopped = self._stopped.wait(self._interval)
+            try:
+                self.drain()
+            except Exception:  # noqa: BLE001 - the thread must go on
+                self._errors["read"] += 1
+                log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
+
+    def _take(self, tap: Tap, read: Read) -> None:
+        try:
+            item = tap.queue.popleft()
+            if isinstance(item, tuple):
+                clock, scheduler, iteration, multimodal, engine = item
+                now = time.time() - (time.monotonic() - clock)
+                self._sink.add(read(scheduler, iteration, multimodal, engine, now, clock))
+            else:
+                self._sink.add(item)
+        except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next step counts again
+            self._errors["read"] += 1
+            log_once(logging.ERROR, "A step could not be read; the next one is", traceback=True)
+
+    def _report(self) -> None:
+        """Tell the sink what the hooks and the feeder have been through since the last time."""
+        health = Health()
+        for tap, _ in self._sources:
+            dropped, failed, hook_time = self._told.get(tap, (0, 0, 0.0))
+            now = (tap.dropped, tap.failed, tap.hook_time)
+            self._told[tap] = now
+            health.dropped += now[0] - dropped
+            health.hook_time += now[2] - hook_time
+            self._errors["hook"] += now[1] - failed
+        health.errors = {stage: count for stage, count in self._errors.items() if count}
+        self._errors.clear()
+        if health.dropped:
+            LOGGER.warning("The feeder cannot keep up: %d records were dropped", health.dropped)
+        if health.dropped or health.hook_time or health.errors:
+            self._sink.add(health)

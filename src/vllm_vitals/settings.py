@@ -1,0 +1,94 @@
+"""Every setting, its default and what it allows, declared once.
+
+`vllm_vitals.configuration` fills them in from the environment and a file.
+"""
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from vllm_vitals.catalog.buckets import check
+
+
+class Section(BaseModel):
+    """Settings that belong together; a name that does not exist is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PrometheusSettings(Section):
+    """The scrape endpoint."""
+
+    enabled: bool = Field(True, description="Serve a scrape endpoint.")
+    host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all.")
+    port: int = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
+    tls_cert: Path | None = Field(None, description="PEM certificate (chain); serves HTTPS together with tls_key.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+    tls_client_ca: Path | None = Field(None, description="PEM CA that client certificates must be signed by (mTLS).")
+    include_native: bool = Field(
+        False, description="Serve vLLM's own metrics here too, from our thread, so that /metrics of the serving "
+        "event loop need not be scraped."
+    )  # fmt: skip
+    join_native: bool = Field(
+        False, description="Also appear on vLLM's own /metrics, which is rendered on the serving event loop; not "
+        "with several API servers."
+    )  # fmt: skip
+    retry_interval: float = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
+
+    @field_validator("tls_cert", "tls_key", "tls_client_ca")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None and not os.access(path, os.R_OK):
+            raise ValueError("must be a file that this process can read")
+        return path
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "PrometheusSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.include_native and self.join_native:
+            raise ValueError("include_native and join_native would show each metric twice: set one of them")
+        return self
+
+
+class GenAISettings(Section):
+    """The `gen_ai.server.*` metrics of the OpenTelemetry conventions."""
+
+    enabled: bool = Field(True, description="Keep the gen_ai.server.* metrics.")
+    operation_name: str = Field(
+        "chat", min_length=1, max_length=64,
+        description="gen_ai.operation.name: vLLM's stats do not tell chat from text_completion.",
+    )  # fmt: skip
+    provider_name: str = Field("vllm", min_length=1, max_length=64, description="gen_ai.provider.name.")
+
+
+class Settings(Section):
+    """All settings of the plugin."""
+
+    strict: bool = Field(False, description="Let vLLM fail to start when a setting is wrong.")
+    queue_size: int = Field(
+        2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
+    )
+    drain_interval: float = Field(0.05, ge=0.001, le=10, description="Seconds between two drains of that queue.")
+    stale_after: float = Field(
+        60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
+        "go away; 0 keeps them."
+    )  # fmt: skip
+    exemplars: bool = Field(
+        False, description="Put the request id beside the latest value of each bucket of the per-request "
+        "latency histograms (OpenMetrics only)."
+    )  # fmt: skip
+    buckets: dict[str, list[float]] = Field(
+        default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "
+        "--custom-histogram-buckets and over the defaults."
+    )  # fmt: skip
+    prometheus: PrometheusSettings = PrometheusSettings()
+    gen_ai: GenAISettings = GenAISettings()
+
+    @field_validator("buckets")
+    @classmethod
+    def _ascending(cls, families: dict[str, list[float]]) -> dict[str, list[float]]:
+        return {family: list(check(family, bounds)) for family, bounds in families.items()}

@@ -1,0 +1,160 @@
+"""The records that cross from vLLM's world to ours: one engine step, and the rarer events beside it.
+
+Durations are seconds, times are Unix seconds, counts are plain numbers. `None` (or an empty container)
+means that this vLLM, or this step, did not say. Nothing here knows vLLM or any exporter.
+"""
+
+from array import array
+
+from msgspec import Struct, field
+
+
+def floats() -> "array[float]":
+    """Make an empty array of float64."""
+    return array("d")
+
+
+class CacheUse(Struct, frozen=True, gc=False):
+    """Lookups of one cache within a step, in its own unit (tokens or items)."""
+
+    queries: int = 0
+    hits: int = 0
+
+
+class Speculation(Struct, frozen=True, gc=False):
+    """Speculative decoding within a step."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+
+
+class Evictions(Struct, frozen=True, gc=False):
+    """KV-cache blocks evicted in a step (vLLM samples them), seconds."""
+
+    lifetimes: "array[float]" = field(default_factory=floats)
+    idle_times: "array[float]" = field(default_factory=floats)
+    reuse_gaps: "array[float]" = field(default_factory=floats)
+
+
+class Finished(Struct, gc=False):
+    """One finished request. With `n > 1` each of the n sequences finishes on its own."""
+
+    reason: str
+    duration: float | None = None
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    inference: float | None = None
+    time_per_output_token: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    max_tokens: int | None = None
+    preemptions: int | None = None
+    request_id: str | None = None
+
+
+class Step(Struct, gc=False):
+    """One engine step as one serving process saw it.
+
+    `time` is Unix seconds, `clock` a monotonic clock's seconds, `age` the seconds that the serving process
+    has lived: no latency measured in it can be longer.
+    """
+
+    model: str
+    engine: str
+    time: float
+    clock: float
+    age: float
+
+    # What the scheduler reported: `None` all through when this message brought no scheduler stats.
+    running: int | None = None
+    waiting: int | None = None
+    deferred: int | None = None
+    kv_cache_usage: float | None = None
+    prefix_cache: CacheUse | None = None
+    external_prefix_cache: CacheUse | None = None
+    cached_by_source: dict[str, int] = {}
+    kv_fetch: dict[str, int] = {}
+    lora_running: dict[str, int] = {}
+    lora_waiting: dict[str, int] = {}
+    speculation: Speculation | None = None
+    evictions: Evictions | None = None
+    graph_tokens: dict[str, int] = {}
+    flops: int | None = None
+    memory_traffic: dict[str, int] = {}
+    duration: float | None = None
+    scheduled_tokens: dict[str, int] = {}
+
+    # What the outputs of this step brought.
+    iterated: bool = False
+    prompt_tokens: dict[str, int] = {}
+    computed_tokens: int = 0
+    generation_tokens: int = 0
+    preempted: int = 0
+    corrupted: int = 0
+    watermarks: dict[str, int] = {}
+    first_token_latencies: "array[float]" = field(default_factory=floats)
+    inter_token_latencies: "array[float]" = field(default_factory=floats)
+    finished: list[Finished] = []
+    sequences_asked: "array[float]" = field(default_factory=floats)
+    longest_outputs: "array[float]" = field(default_factory=floats)
+
+    multimodal_cache: CacheUse | None = None
+
+    # Filled in by the collector, which knows the step before this one and the engine's facts.
+    interval: float | None = None
+    kv_cache_free: float | None = None
+
+    @property
+    def scheduled(self) -> bool:
+        """Tell whether scheduler stats came with this step."""
+        return self.running is not None
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether this is an engine step: scheduler stats came or tokens moved."""
+        return self.scheduled or bool(self.generation_tokens or self.prompt_tokens)
+
+
+class Facts(Struct):
+    """What is fixed once an engine has started."""
+
+    model: str
+    engine: str
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    kv_cache_tokens: int | None = None
+    startup: float | None = None
+    buckets: dict[str, list[float]] = {}
+    info: dict[str, str] = {}
+    features: frozenset[str] = frozenset()
+
+
+class Sleep(Struct, frozen=True):
+    """An engine fell asleep or woke up: `state` is one of `vllm.engine.sleep`."""
+
+    model: str
+    engine: str
+    state: str
+
+
+class Rejection(Struct, frozen=True):
+    """A request was turned away before it reached an engine."""
+
+    model: str
+    reason: str
+
+
+class Health(Struct):
+    """What the feed of one serving process has been through since it last said so."""
+
+    dropped: int = 0
+    hook_time: float = 0.0
+    errors: dict[str, int] = {}
+
+
+Record = Step | Facts | Sleep | Rejection | Health

@@ -1,0 +1,116 @@
+"""Reading fields of objects that promise nothing: absent, renamed, `None`, raising, or of another type."""
+
+import math
+import operator
+from array import array
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+MOST_INT = 2**62
+Complain = Callable[[str, Any, str], None]
+"""Takes the field, what it held and what was expected."""
+
+_ABSENT = object()
+
+
+class Fields:
+    """Typed reads that return a default instead of raising, and complain of what they could not use."""
+
+    def __init__(self, complain: Complain) -> None:
+        self._complain = complain
+
+    def any(self, source: Any, name: str) -> Any:
+        """Return an attribute, or `None` where there is none."""
+        try:
+            return getattr(source, name, None)
+        except Exception as error:  # noqa: BLE001 - a property of vLLM's raised
+            self._complain(f"{type(source).__name__}.{name}", error, "a value")
+            return None
+
+    def count(self, source: Any, name: str) -> int | None:
+        """Return a whole number, or `None`. Negative ones pass: the collector counts them as rejected."""
+        value = self.any(source, name)
+        if type(value) is int and -MOST_INT < value < MOST_INT:
+            return value
+        return None if value is None else self._whole(value, f"{type(source).__name__}.{name}")
+
+    def _whole(self, value: Any, field: str) -> int | None:
+        try:
+            whole = int(value) if isinstance(value, float) else operator.index(value)
+        except Exception:  # noqa: BLE001 - whatever the object does when asked for its number
+            whole = None
+        if whole is None or not -MOST_INT < whole < MOST_INT:
+            self._complain(field, value, "a whole number of at most 62 bits")
+            return None
+        return whole
+
+    def number(self, source: Any, name: str) -> float | None:
+        """Return a float, or `None`. Infinite and negative ones pass: the collector counts them as rejected."""
+        value = self.any(source, name)
+        if type(value) is float:
+            return value
+        return None if value is None else self._real(value, f"{type(source).__name__}.{name}")
+
+    def _real(self, value: Any, field: str) -> float | None:
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError  # noqa: TRY301 - "1.5" is no number here
+            return float(value)
+        except OverflowError:
+            return math.inf
+        except Exception:  # noqa: BLE001 - whatever the object does when asked for its number
+            self._complain(field, value, "a number")
+            return None
+
+    def numbers(self, source: Any, name: str) -> "array[float]":
+        """Return a list of numbers as float64; items that are none are left out."""
+        return self.floats(self.any(source, name), f"{type(source).__name__}.{name}")
+
+    def floats(self, values: Any, field: str) -> "array[float]":
+        """Return an iterable of numbers as float64; items that are none are left out."""
+        if not self._is_empty(values):
+            try:
+                return array("d", values if isinstance(values, list) else list(values))
+            except Exception:  # noqa: BLE001 - look at the items one by one
+                return self._each(values, field)
+        return array("d")
+
+    def _each(self, values: Any, field: str) -> "array[float]":
+        try:
+            items = list(values)
+        except Exception:  # noqa: BLE001 - no iterable at all
+            self._complain(field, values, "a list of numbers")
+            return array("d")
+        return array("d", [real for item in items if (real := self._real(item, field)) is not None])
+
+    @staticmethod
+    def _is_empty(values: Any) -> bool:
+        try:
+            return values is None or len(values) == 0
+        except Exception:  # noqa: BLE001 - has no length
+            return False
+
+    def counts(self, source: Any, name: str) -> dict[str, int]:
+        """Return a mapping of names to whole numbers; entries that are none are left out."""
+        values = self.any(source, name)
+        if not values:
+            return {}
+        field = f"{type(source).__name__}.{name}"
+        try:
+            items = list(values.items())
+        except Exception:  # noqa: BLE001 - no mapping
+            self._complain(field, values, "a mapping of names to numbers")
+            return {}
+        read = ((text(key), self._whole(value, field)) for key, value in items)
+        return {label: whole for label, whole in read if whole is not None}
+
+
+def text(value: Any) -> str:
+    """Return the label text of a name: an enum by its value when that is text, else by its name."""
+    if isinstance(value, Enum):
+        value = value.value if isinstance(value.value, str) else value.name.lower()
+    try:
+        return value if isinstance(value, str) else str(value)
+    except Exception:  # noqa: BLE001 - whatever the object does when asked for its name
+        return "unknown"

@@ -1,0 +1,135 @@
+"""The stat loggers that vLLM loads. The only module that imports vLLM."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar, cast
+
+from vllm.v1.metrics.loggers import AggregateStatLoggerBase
+
+from vllm_vitals.configuration import SettingsError, is_strict
+from vllm_vitals.exporters.prometheus import PrometheusExporter
+from vllm_vitals.feed.tap import Tap
+from vllm_vitals.logs import LOGGER
+from vllm_vitals.runtime import SILENT, Runtime, runtime
+from vllm_vitals.step import Rejection, Sleep
+from vllm_vitals.vllm.facts import api_server, model_name
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
+
+
+def vllm_version() -> str:
+    """Return the version of the vLLM that this process runs."""
+    try:
+        from vllm import __version__  # noqa: PLC0415 - absent in some builds
+    except ImportError:
+        try:
+            return version("vllm")
+        except PackageNotFoundError:
+            return "unknown"
+    return str(__version__)
+
+
+def guarded(hook: Hook) -> Hook:
+    """Let no exception reach vLLM: one that did would end its output handler, and every request with it."""
+
+    @wraps(hook)
+    def call(self: "VitalsLogger", *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - counted as an error of the hook
+            self._tap.failed += 1
+
+    return cast("Hook", call)
+
+
+class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
+    """What our stat loggers share: the hooks that vLLM calls on its event loop.
+
+    Arguments that later releases may add are accepted and ignored.
+    """
+
+    name = ""
+
+    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
+        self._tap: Tap = SILENT
+        self._engines = [str(index) for index in engine_indexes or [0]]
+        self._model = model_name(vllm_config)
+        try:
+            host = runtime()
+            if not self.enabled(host):
+                LOGGER.info("%s is off by its settings", self.name)
+                return
+            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
+            self.start(host, vllm_config)
+        except SettingsError as error:
+            for line in str(error).splitlines():
+                LOGGER.error("%s stays off: %s", self.name, line)
+            if is_strict(os.environ):
+                raise
+        except Exception:
+            LOGGER.exception("%s stays off: it could not start", self.name)
+            if is_strict(os.environ):
+                raise
+
+    def enabled(self, host: Runtime) -> bool:
+        """Tell whether the settings want this logger."""
+        raise NotImplementedError
+
+    def start(self, host: Runtime, vllm_config: Any) -> None:
+        """Start what this logger exports through."""
+        raise NotImplementedError
+
+    def record(  # noqa: D102
+        self,
+        scheduler_stats: Any = None,
+        iteration_stats: Any = None,
+        mm_cache_stats: Any = None,
+        engine_idx: Any = 0,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
+        try:
+            self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        except Exception:  # noqa: BLE001 - see `guarded`, which would cost as much again
+            self._tap.failed += 1
+
+    @guarded
+    def record_sleep_state(self, sleep: Any = 0, level: Any = 0, *_args: Any, **_kwargs: Any) -> None:
+        """Take in that all engines sleep (1) at a level, or are awake (0): vLLM calls it `is_awake`, but 1 is asleep."""
+        state = SLEEP_LEVELS.get(level, "paused") if sleep == 1 else "awake"
+        for engine in self._engines:
+            self._tap.event(Sleep(self._model, engine, state))
+
+    @guarded
+    def record_admission_rejection(self, reason: Any = "", *_args: Any, **_kwargs: Any) -> None:
+        """Take in that a request was turned away."""
+        self._tap.event(Rejection(self._model, str(reason)))
+
+    def log(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: it is called only by some servers, so nothing of ours may depend on it."""
+
+    def log_engine_initialized(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: the engines have been up since before this logger was made."""
+
+
+class PrometheusVitals(VitalsLogger):
+    """A scrape endpoint on a port of its own."""
+
+    name = "vitals_prometheus"
+
+    def enabled(self, host: Runtime) -> bool:  # noqa: D102
+        return host.settings.prometheus.enabled
+
+    def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: D102
+        rank, _ = api_server(vllm_config)
+        host.expose(self.name, lambda: PrometheusExporter(host, rank, native_registry))
+
+
+def native_registry() -> Any:
+    """Return the registry behind vLLM's own /metrics."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry  # noqa: PLC0415 - only when asked for
+
+    return get_prometheus_registry()

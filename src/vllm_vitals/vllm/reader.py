@@ -1,0 +1,213 @@
+"""vLLM's per-step stats to Steps, for every release from 0.11.1.
+
+The objects are no stable interface: a field that a release lacks reads as `None` or 0, one that is new is
+ignored, one of an unexpected type is left out and complained of. Nothing here imports vLLM.
+"""
+
+from array import array
+from enum import Enum
+from typing import Any
+
+from vllm_vitals.step import CacheUse, Evictions, Finished, Speculation, Step
+from vllm_vitals.vllm.fields import Complain, Fields, text
+
+FAILED = ("abort", "error")
+FETCH_STAGES = "num_kv_fetch_reqs_by_stage"
+
+
+class Reader:
+    """Reads the stats that one `AsyncLLM` hands to its loggers."""
+
+    def __init__(self, model: str, complain: Complain, *, details: bool = False, pooling: bool = False) -> None:
+        """`details`: vLLM reports iteration details. `pooling`: requests end without a token by design."""
+        self._model = model
+        self._fields = Fields(complain)
+        self._complain = complain
+        self._details = details
+        self._pooling = pooling
+
+    def step(
+        self, scheduler: Any, iteration: Any, multimodal: Any, engine: str, *, time: float, clock: float, age: float
+    ) -> Step:
+        """Return the Step of one `record()` call; any of the stats may be `None`."""
+        step = Step(self._model, engine, time, clock, age)
+        if scheduler is not None:
+            self._read_scheduler(step, scheduler)
+        if iteration is not None:
+            self._read_iteration(step, iteration)
+        if multimodal is not None:
+            step.multimodal_cache = self._cache(multimodal)
+        return step
+
+    def _read_scheduler(self, step: Step, stats: Any) -> None:
+        fields = self._fields
+        step.running = fields.count(stats, "num_running_reqs") or 0
+        step.waiting = fields.count(stats, "num_waiting_reqs") or 0
+        step.deferred = fields.count(stats, "num_skipped_waiting_reqs") or 0
+        step.kv_cache_usage = fields.number(stats, "kv_cache_usage")
+        step.prefix_cache = self._cache(fields.any(stats, "prefix_cache_stats"))
+        self._read_external(step, fields.any(stats, "connector_prefix_cache_stats"))
+        if step.prefix_cache and step.prefix_cache.hits:
+            step.cached_by_source = {"device": step.prefix_cache.hits} | step.cached_by_source
+        step.kv_fetch = fields.counts(stats, FETCH_STAGES)
+        step.lora_running = fields.counts(stats, "running_lora_adapters")
+        step.lora_waiting = fields.counts(stats, "waiting_lora_adapters")
+        if (speculation := fields.any(stats, "spec_decoding_stats")) is not None:
+            step.speculation = self._speculation(speculation)
+        if events := fields.any(stats, "kv_cache_eviction_events"):
+            step.evictions = self._evictions(events)
+        if (graph := fields.any(stats, "cudagraph_stats")) is not None:
+            self._read_graph(step, graph)
+        if (perf := fields.any(stats, "perf_stats")) is not None:
+            step.flops = fields.count(perf, "num_flops_per_gpu")
+            step.memory_traffic = {
+                "read": fields.count(perf, "num_read_bytes_per_gpu") or 0,
+                "write": fields.count(perf, "num_write_bytes_per_gpu") or 0,
+            }
+        if (details := fields.any(stats, "iteration_details")) is not None:
+            self._read_details(step, details)
+
+    def _cache(self, stats: Any) -> CacheUse | None:
+        if stats is None:
+            return None
+        queries = self._fields.count(stats, "queries") or 0
+        hits = self._fields.count(stats, "hits") or 0
+        if hits > queries:
+            self._complain(f"{type(stats).__name__}.hits", hits, f"at most its queries ({queries})")
+            hits = queries
+        return CacheUse(queries, hits)
+
+    def _read_external(self, step: Step, stats: Any) -> None:
+        step.external_prefix_cache = self._cache(stats)
+        if stats is not None:
+            step.cached_by_source = self._fields.counts(stats, "hits_by_source")
+
+    def _speculation(self, stats: Any) -> Speculation:
+        fields = self._fields
+        by_position = fields.numbers(stats, "num_accepted_tokens_per_pos")
+        return Speculation(
+            fields.count(stats, "num_drafts") or 0,
+            fields.count(stats, "num_draft_tokens") or 0,
+            fields.count(stats, "num_accepted_tokens") or 0,
+            tuple(int(n) for n in by_position if 0 <= n < 2**53),
+        )
+
+    def _evictions(self, events: Any) -> Evictions:
+        fields = self._fields
+        read = Evictions()
+        try:
+            for event in events:
+                for name, into in (("lifetime_seconds", read.lifetimes), ("idle_seconds", read.idle_times)):
+                    if (seconds := fields.number(event, name)) is not None:
+                        into.append(seconds)
+                read.reuse_gaps.extend(fields.numbers(event, "reuse_gaps_seconds"))
+        except Exception as error:  # noqa: BLE001 - not iterable, or its iterator raised
+            self._complain("SchedulerStats.kv_cache_eviction_events", error, "a list of events")
+        return read
+
+    def _read_graph(self, step: Step, graph: Any) -> None:
+        padded = self._fields.count(graph, "num_padded_tokens")
+        unpadded = self._fields.count(graph, "num_unpadded_tokens")
+        step.graph_tokens = {"padded": padded or 0, "unpadded": unpadded or 0}
+
+    def _read_details(self, step: Step, details: Any) -> None:
+        fields = self._fields
+        if fields.any(details, "is_dummy") is True:
+            return
+        elapsed = fields.number(details, "elapsed_ms")
+        step.duration = None if elapsed is None else elapsed / 1000
+        step.scheduled_tokens = {
+            "prefill": fields.count(details, "num_ctx_tokens") or 0,
+            "decode": fields.count(details, "num_generation_tokens") or 0,
+        }
+
+    def _read_iteration(self, step: Step, stats: Any) -> None:
+        fields = self._fields
+        step.iterated = True
+        step.generation_tokens = fields.count(stats, "num_generation_tokens") or 0
+        self._read_prompt(step, stats)
+        if not self._details:
+            step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
+        step.preempted = fields.count(stats, "num_preempted_reqs") or 0
+        step.corrupted = fields.count(stats, "num_corrupted_reqs") or 0
+        step.watermarks = self._watermarks(stats)
+        step.inter_token_latencies = fields.numbers(stats, "inter_token_latencies_iter")
+        step.first_token_latencies = fields.numbers(stats, "time_to_first_tokens_iter")
+        step.sequences_asked = fields.numbers(stats, "n_params_iter")
+        step.longest_outputs = fields.numbers(stats, "max_num_generation_tokens_iter")
+        if finished := fields.any(stats, "finished_requests"):
+            self._read_finished(step, finished)
+
+    def _read_prompt(self, step: Step, stats: Any) -> None:
+        fields = self._fields
+        sources = fields.any(stats, "prompt_token_stats")
+        if sources is None:  # before 0.16.0, which does not tell cached tokens apart
+            tokens = fields.count(stats, "num_prompt_tokens") or 0
+            step.prompt_tokens = {"unknown": tokens} if tokens else {}
+            step.computed_tokens = tokens
+            return
+        computed = fields.count(sources, "computed") or 0
+        read = {
+            "local_compute": computed,
+            "local_cache_hit": fields.count(sources, "local_cache_hit") or 0,
+            "external_kv_transfer": fields.count(sources, "external_kv_transfer") or 0,
+        }
+        step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens}
+        step.computed_tokens = max(computed, 0)
+
+    def _watermarks(self, stats: Any) -> dict[str, int]:
+        names = {"watermarked": "num_watermarked_reqs", "skipped": "num_watermark_skipped_reqs",
+                 "not_watermarked": "num_not_watermarked_reqs"}  # fmt: skip
+        read = {status: self._fields.count(stats, name) for status, name in names.items()}
+        return {status: count for status, count in read.items() if count}
+
+    def _read_finished(self, step: Step, finished: Any) -> None:
+        try:
+            requests = [self._finished(request) for request in finished]
+        except Exception as error:  # noqa: BLE001 - not iterable, or its iterator raised
+            self._complain("IterationStats.finished_requests", error, "a list of finished requests")
+            return
+        step.finished = requests
+        for request in requests:
+            if request.reason in FAILED and not request.output_tokens and not self._pooling:
+                _forget_tokenless(request, step.first_token_latencies)
+
+    def _finished(self, stats: Any) -> Finished:
+        fields = self._fields
+        request = Finished(finish_reason(fields.any(stats, "finish_reason")))
+        request.duration = fields.number(stats, "e2e_latency")
+        request.queue = fields.number(stats, "queued_time")
+        request.prefill = fields.number(stats, "prefill_time")
+        request.decode = fields.number(stats, "decode_time")
+        request.inference = fields.number(stats, "inference_time")
+        request.input_tokens = fields.count(stats, "num_prompt_tokens")
+        request.output_tokens = fields.count(stats, "num_generation_tokens")
+        request.max_tokens = fields.count(stats, "max_tokens_param")
+        request.preemptions = fields.count(stats, "num_preemptions")
+        cached = fields.count(stats, "num_cached_tokens")
+        request.cached_tokens = None if cached is None else max(cached, 0)  # -1: was never scheduled
+        if request.output_tokens is not None and request.output_tokens > 1:
+            request.time_per_output_token = fields.number(stats, "mean_time_per_output_token")
+        request_id = fields.any(stats, "request_id")
+        request.request_id = request_id if isinstance(request_id, str) else None
+        return request
+
+
+def _forget_tokenless(request: Finished, first_tokens: "array[float]") -> None:
+    """Drop the latencies that vLLM reports of a request that was cut off before its first token.
+
+    Its first-token time is its duration, the very same number; its prefill and inference times run from a
+    milestone it never reached, that is from the boot of the host.
+    """
+    if request.duration is not None and request.duration in first_tokens:
+        first_tokens.remove(request.duration)
+    request.prefill = request.decode = request.inference = None
+    if request.queue is not None and request.duration is not None and not 0 <= request.queue <= request.duration:
+        request.queue = None
+
+
+def finish_reason(value: Any) -> str:
+    """Return a finish reason's label: an enum member's name, whatever members a release has."""
+    if isinstance(value, Enum):
+        return value.name.lower()
+    return text(value) if isinstance(value, str) else "unknown"
