@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from vllm_vitals.collector.collector import Collector
@@ -135,8 +136,13 @@ def runtime() -> Runtime:
                 LOGGER.warning("%s", warning)
             _runtime = Runtime(loaded.settings)
             atexit.register(_runtime.stop)
-            os.register_at_fork(after_in_child=_after_fork)
+            _watch_forks()
         return _runtime
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:

@@ -42,6 +42,7 @@ class Finished(Struct, gc=False):
     """One finished request. With `n > 1` each of the n sequences finishes on its own."""
 
     reason: str
+    time: float = 0.0
     duration: float | None = None
     queue: float | None = None
     prefill: float | None = None

@@ -17,6 +17,12 @@ def longest_phase(request: Finished) -> float | None:
     return None if request.duration is None else request.duration + SLACK
 
 
+def measured(request: Finished) -> bool:
+    """Tell whether the engine stamped this request: without stats its milestones are all 0, the boot of the host."""
+    most = longest_phase(request)
+    return request.inference is None or most is None or request.inference <= most
+
+
 def frontend(request: Finished) -> float | None:
     """Return the seconds spent outside the engine: tokenising, transport, detokenising."""
     if request.duration is None or request.queue is None or request.inference is None:
@@ -25,11 +31,12 @@ def frontend(request: Finished) -> float | None:
 
 
 def _phases(request: Finished) -> dict[str, float]:
+    known = measured(request)
     parts = {
-        "queue": request.queue,
+        "queue": request.queue if known else None,
         "prefill": request.prefill,
         "decode": request.decode,
-        "frontend": frontend(request),
+        "frontend": frontend(request) if known else None,
     }
     return {phase: seconds for phase, seconds in parts.items() if seconds is not None}
 

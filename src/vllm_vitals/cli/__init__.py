@@ -1,0 +1,93 @@
+"""The `vllm-vitals` command. What a command needs is imported when it runs, so that `--help` is quick."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The vital signs of a vLLM engine: what is measured, what can be set, and whether it will work here.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the Markdown page of the documentation.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Check this port in place of the one that is set.")]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- vllm serve ...]", help="The command line that vLLM will be started with.", show_default=False),
+]  # fmt: skip
+
+
+def _version(asked: bool) -> None:  # noqa: FBT001 - typer's callback convention
+    if asked:
+        from vllm_vitals import __version__  # noqa: PLC0415
+
+        typer.echo(f"vllm-vitals {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    *,
+    version: Annotated[  # noqa: ARG001 - its callback does the work
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+@app.command("metrics")
+def print_metrics(*, json: Json = False, markdown: Markdown = False) -> None:
+    """List every metric: its names, labels and meaning, and the vLLM metric it corresponds to."""
+    from vllm_vitals.cli import metrics  # noqa: PLC0415
+
+    _one_of(json=json, markdown=markdown)
+    if json:
+        typer.echo(metrics.as_json())
+    elif markdown:
+        _page(metrics.as_markdown())
+    else:
+        metrics.show()
+
+
+@app.command("settings")
+def print_settings(*, markdown: Markdown = False) -> None:
+    """List every setting: its variable, file key, default and what is allowed."""
+    from vllm_vitals.cli import settings  # noqa: PLC0415
+
+    if markdown:
+        _page(settings.as_markdown())
+    else:
+        settings.show()
+
+
+@app.command("doctor", context_settings={"allow_interspersed_args": False})
+def run_doctor(command: Command = None, *, json: Json = False, port: Port = None) -> None:
+    """Check, before vLLM starts, that the plugin will load and can serve: exit code 1 when a check failed.
+
+    Run it where vLLM will run: same Python environment, same variables. Give the planned command line
+    after `--` to have it checked too.
+    """
+    import os  # noqa: PLC0415
+
+    from vllm_vitals.cli import doctor  # noqa: PLC0415
+
+    environ = dict(os.environ) if port is None else os.environ | {"VITALS_PROMETHEUS__PORT": str(port)}
+    report = doctor.examine(environ, command)
+    if json:
+        typer.echo(report.as_json())
+    else:
+        report.show()
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def _one_of(*, json: bool, markdown: bool) -> None:
+    if json and markdown:
+        raise typer.BadParameter("--json and --markdown exclude each other")
+
+
+def _page(text: str) -> None:
+    sys.stdout.write(text)

@@ -69,7 +69,7 @@ class HistogramCell:
     """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
 
     __slots__ = (
-        "_counts", "_edges", "_limit", "_metric", "_pending", "_rejects", "bounds", "exemplars", "greatest",
+        "_counts", "_edges", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "greatest",
         "least", "total", "version",
     )  # fmt: skip
 
@@ -85,6 +85,7 @@ class HistogramCell:
         self._pending = array("d")
         self._metric = metric
         self._limit = limit
+        self._most = limit
         self._rejects = rejects
 
     def observe(self, value: float) -> None:
@@ -92,8 +93,10 @@ class HistogramCell:
         self._pending.append(value)
         self.version += 1
 
-    def extend(self, values: Iterable[float]) -> None:
-        """Take values in; they are judged and sorted later, in bulk."""
+    def extend(self, values: Iterable[float], most: float | None = None) -> None:
+        """Take values in; they are judged and sorted later, in bulk. `most`: what none of them can exceed."""
+        if most is not None:
+            self._most = min(most, self._limit)
         before = len(self._pending)
         self._pending.extend(values)
         self.version += len(self._pending) > before
@@ -102,7 +105,7 @@ class HistogramCell:
 
     def attach(self, exemplar: Exemplar) -> None:
         """Keep the latest exemplar of a bucket."""
-        if not fault(exemplar.value, self._limit):
+        if not fault(exemplar.value, self._most):
             self.exemplars[int(np.searchsorted(self._edges, exemplar.value))] = exemplar
 
     def settle(self) -> None:
@@ -111,9 +114,9 @@ class HistogramCell:
             return
         pending, self._pending = self._pending, array("d")
         values = np.frombuffer(pending, dtype=np.float64)
-        true = (values >= 0) & (values <= self._limit)
+        true = (values >= 0) & (values <= self._most)
         if not true.all():
-            self._rejects.update((self._metric, fault(value, self._limit)) for value in values[~true].tolist())
+            self._rejects.update((self._metric, fault(value, self._most)) for value in values[~true].tolist())
             values = values[true]
             if not values.size:
                 return

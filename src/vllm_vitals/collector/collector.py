@@ -12,7 +12,7 @@ from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.collector.store import Store
-from vllm_vitals.collector.writers import Write, prepare, scope_key, writer
+from vllm_vitals.collector.writers import Writer, prepare, scope_key, writer
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Facts, Finished, Health, Record, Rejection, Sleep, Step
@@ -20,13 +20,15 @@ from vllm_vitals.step import Facts, Finished, Health, Record, Rejection, Sleep, 
 EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
 
-Rule = tuple[Metric[Any], Callable[[Any], Any], Write]
+Rules = dict[type, list[Writer]]
+WAITING = 32
+"""Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
 
 
 class Engine:
     """What the collector remembers of one engine between its steps."""
 
-    def __init__(self, model: str, engine: str, rules: dict[type, list[Rule]], clock: float) -> None:
+    def __init__(self, model: str, engine: str, rules: Rules, clock: float) -> None:
         self.scope = (model, engine)
         self.rules = rules
         self.clock = clock
@@ -35,6 +37,7 @@ class Engine:
         """Monotonic seconds of the latest step if it left requests in the engine."""
         self.kv_cache_tokens: int | None = None
         self.stale = False
+        self.finished: list[Finished] = []
 
 
 class Collector:
@@ -91,6 +94,10 @@ class Collector:
 
         `pause` is called between small pieces of work, with no lock held.
         """
+        for engine in list(self._engines.values()):
+            with self.store.lock:
+                self._settle(engine)
+            pause()
         for family in self.store:
             with self.store.lock:
                 family.settle()
@@ -127,9 +134,18 @@ class Collector:
             if engine.kv_cache_tokens and step.kv_cache_usage is not None:
                 step.kv_cache_free = engine.kv_cache_tokens * (1 - step.kv_cache_usage)
         self._write(engine.rules[Step], step, step.time)
-        rules = engine.rules[Finished]
-        for request in step.finished:
-            self._write(rules, request, step.time)
+        engine.finished += step.finished
+        if len(engine.finished) >= WAITING:
+            self._settle(engine)
+
+    def _settle(self, engine: Engine) -> None:
+        """Add the finished requests up that wait to be."""
+        requests, engine.finished = engine.finished, []
+        for each in engine.rules[Finished] if requests else ():
+            try:
+                each.take_all(requests)
+            except Exception:  # noqa: BLE001 - one metric must not cost the others
+                self.error("collect", "Could not add to %s", each.family.metric.name)
 
     def _add_facts(self, facts: Facts) -> None:
         overrides = facts.buckets, self._settings.buckets
@@ -148,34 +164,31 @@ class Collector:
         engine.worked = None
         self._write(engine.rules[Sleep], sleep, time.time())
 
-    def _write(self, rules: list[Rule], record: Any, now: float) -> None:
-        for metric, read, write in rules:
+    def _write(self, writers: Iterable[Writer], record: Any, now: float) -> None:
+        for each in writers:
             try:
-                value = read(record)
-                if value is not None:
-                    write(value, record, now)
+                each.take(record, now)
             except Exception:  # noqa: BLE001 - one metric must not cost the others
-                self.error("collect", "Could not add to %s", metric.name)
+                self.error("collect", "Could not add to %s", each.family.metric.name)
 
     def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
         engine = self._engines.get((model, name))
         if engine is None or bounds is not None:
+            if engine is not None:
+                self._settle(engine)
             rules = self._rules(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
             engine = Engine(model, name, rules, time.monotonic())
             self._engines[model, name] = engine
         return engine
 
-    def _rules(
-        self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope
-    ) -> dict[type, list[Rule]]:
-        rules: dict[type, list[Rule]] = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health)}
+    def _rules(self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope) -> Rules:
+        exemplars = EXEMPLAR_LENGTH if self._settings.exemplars else 0
+        rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health)}
         for metric in self._in_scope(*scopes):
-            if metric.of is not None and metric.read is not None:
-                scope = self._scope(metric, model, engine)
-                write = writer(
-                    self.store[metric], scope, bounds, exemplars=EXEMPLAR_LENGTH if self._settings.exemplars else 0
-                )
-                rules[metric.of].append((metric, metric.read, write))
+            scope = self._scope(metric, model, engine)
+            made = writer(self.store[metric], scope, bounds, exemplars=exemplars)
+            if made and metric.of:
+                rules[metric.of].append(made)
         return rules
 
     def _in_scope(self, *scopes: Scope) -> Iterable[Metric[Any]]:

@@ -1,98 +1,141 @@
-"""How what a metric reads from a record reaches the store: one writer for each metric and engine."""
+"""How what a metric reads from a record reaches the store: one writer for each metric and scope."""
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope
-from vllm_vitals.collector.cells import Exemplar
+from vllm_vitals.collector.cells import Exemplar, HistogramCell
 from vllm_vitals.collector.store import Family
 from vllm_vitals.step import Finished
 
-Write = Callable[[Any, Any, float], None]
-"""Takes what was read, the record it was read from, and the record's Unix time."""
+
+class Writer:
+    """Reads one metric from records and writes it into the series of one scope."""
+
+    def __init__(self, family: Family, scope: Key, read: Callable[[Any], Any]) -> None:
+        self.family = family
+        self.scope = scope
+        self.read = read
+
+    def take(self, record: Any, time: float) -> None:
+        """Take one record in; `time` is its Unix time."""
+        raise NotImplementedError
+
+    def take_all(self, requests: Iterable[Finished]) -> None:
+        """Take many finished requests in."""
+        for request in requests:
+            self.take(request, request.time)
 
 
-def writer(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], *, exemplars: int = 0) -> Write:
-    """Return the writer of a family for one scope; `exemplars` is the most characters of one, 0 for none."""
+class CounterWriter(Writer):
+    """Adds; what is nothing makes no series."""
+
+    def take(self, record: Any, time: float) -> None:  # noqa: ARG002, D102
+        if value := self.read(record):
+            self.family.number(self.scope).add(value)
+
+
+class LabelledCounterWriter(Writer):
+    """Adds for each label value."""
+
+    def take(self, record: Any, time: float) -> None:  # noqa: ARG002, D102
+        for label, value in (self.read(record) or {}).items():
+            if value:
+                self.family.number(self.scope, _own(label)).add(value)
+
+
+class GaugeWriter(Writer):
+    """Sets."""
+
+    def take(self, record: Any, time: float) -> None:  # noqa: D102
+        value = self.read(record)
+        if value is not None:
+            self.family.number(self.scope).set(value, time)
+
+
+class LabelledGaugeWriter(Writer):
+    """Sets all label values at once: those that are not named any more go away."""
+
+    def take(self, record: Any, time: float) -> None:  # noqa: D102
+        values = self.read(record)
+        if values is not None:
+            self.family.replace(self.scope, values, time)
+
+
+class HistogramWriter(Writer):
+    """Observes: one value, one for each label value, or an array of them."""
+
+    def __init__(
+        self,
+        family: Family,
+        scope: Key,
+        metric: Histogram[Any],
+        bounds: tuple[float, ...],
+        exemplars: int,
+    ) -> None:
+        super().__init__(family, scope, metric.read or (lambda _: None))
+        self._bounds = bounds
+        self._ceiling = metric.ceiling or (lambda _: None)
+        self._name = metric.name
+        self._labelled = bool(metric.labels)
+        self._exemplars = exemplars if metric.of is Finished and metric.unit == "s" else 0
+        self._cells: dict[Any, HistogramCell] = {}
+
+    def take(self, record: Any, time: float) -> None:  # noqa: D102
+        value = self.read(record)
+        if value is None:
+            return
+        if isinstance(value, array):
+            if value:
+                self._cell(()).extend(value, self._ceiling(record))
+            return
+        most = self._ceiling(record)
+        for label, each in value.items() if self._labelled else (((), value),):
+            if most is not None and each > most:
+                self.family.rejects[self._name, "absurd"] += 1
+                continue
+            cell = self._cell(label)
+            cell.observe(each)
+            if self._exemplars and record.request_id:
+                cell.attach(Exemplar(record.request_id[: self._exemplars], each, time))
+
+    def take_all(self, requests: Iterable[Finished]) -> None:  # noqa: D102
+        if self._labelled or self._exemplars:
+            super().take_all(requests)
+            return
+        read, ceiling = self.read, self._ceiling
+        pairs = [(value, ceiling(request)) for request in requests if (value := read(request)) is not None]
+        if pairs:
+            honest = [value for value, most in pairs if most is None or not value > most]
+            self.family.rejects[self._name, "absurd"] += len(pairs) - len(honest)
+            self._cell(()).extend(honest)
+
+    def _cell(self, label: Any) -> HistogramCell:
+        cell = self._cells.get(label)
+        if cell is None:
+            cell = self._cells[label] = self.family.histogram(self.scope, _own(label), self._bounds)
+        return cell
+
+
+def writer(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], *, exemplars: int = 0) -> Writer | None:
+    """Return the writer of a family for one scope, `None` if the collector keeps the metric itself.
+
+    `exemplars` is the most characters of one, 0 for none.
+    """
     metric = family.metric
+    if metric.of is None or metric.read is None:
+        return None
     if isinstance(metric, Histogram):
-        return _Histogram(family, metric, scope, bounds[metric.buckets], exemplars)
-    return _gauge(family, scope) if isinstance(metric, Gauge) else _counter(family, scope)
+        return HistogramWriter(family, scope, metric, bounds[metric.buckets], exemplars)
+    if isinstance(metric, Gauge):
+        return (LabelledGaugeWriter if metric.labels else GaugeWriter)(family, scope, metric.read)
+    return (LabelledCounterWriter if metric.labels else CounterWriter)(family, scope, metric.read)
 
 
 def _own(label: Any) -> Key:
     return label if isinstance(label, tuple) else (label,)
-
-
-def _counter(family: Family, scope: Key) -> Write:
-    def add(value: Any, record: Any, time: float) -> None:  # noqa: ARG001
-        if value:
-            family.number(scope).add(value)
-
-    def add_each(values: Mapping[Any, float], record: Any, time: float) -> None:  # noqa: ARG001
-        for label, value in values.items():
-            if value:
-                family.number(scope, _own(label)).add(value)
-
-    return add_each if family.metric.labels else add
-
-
-def _gauge(family: Family, scope: Key) -> Write:
-    def put(value: Any, record: Any, time: float) -> None:  # noqa: ARG001
-        family.number(scope).set(value, time)
-
-    def put_all(values: Mapping[Any, float], record: Any, time: float) -> None:  # noqa: ARG001
-        family.replace(scope, values, time)
-
-    return put_all if family.metric.labels else put
-
-
-class _Histogram:
-    """Writes a histogram's values: one, one for each label value, or an array of them."""
-
-    def __init__(
-        self, family: Family, metric: Histogram[Any], scope: Key, bounds: tuple[float, ...], exemplars: int
-    ) -> None:
-        self._family = family
-        self._scope = scope
-        self._bounds = bounds
-        self._ceiling = metric.ceiling
-        self._name = metric.name
-        self._exemplars = exemplars if metric.of is Finished and metric.unit == "s" else 0
-
-    def __call__(self, value: Any, record: Any, time: float) -> None:
-        if isinstance(value, array):
-            if value:
-                self._extend(value, record)
-        elif isinstance(value, dict):
-            for label, each in value.items():
-                self._observe(each, record, time, _own(label))
-        else:
-            self._observe(value, record, time, ())
-
-    def _observe(self, value: float, record: Any, time: float, own: Key) -> None:
-        most = self._ceiling(record) if self._ceiling else None
-        if most is not None and value > most:
-            self._family.rejects[self._name, "absurd"] += 1
-            return
-        cell = self._family.histogram(self._scope, own, self._bounds)
-        cell.observe(value)
-        if self._exemplars and record.request_id:
-            cell.attach(Exemplar(record.request_id[: self._exemplars], value, time))
-
-    def _extend(self, values: "array[float]", record: Any) -> None:
-        most = self._ceiling(record) if self._ceiling else None
-        if most is not None:
-            given = np.frombuffer(values)
-            believable = ~(given > most)
-            if not believable.all():
-                self._family.rejects[self._name, "absurd"] += int((~believable).sum())
-                values = array("d", given[believable].tobytes())
-        self._family.histogram(self._scope, (), self._bounds).extend(values)
 
 
 def prepare(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]]) -> None:

@@ -50,7 +50,12 @@ class Feed:
         """Count a vLLM value that could not be used; the log has each field once."""
         self._errors["read"] += 1
         log_once(
-            logging.WARNING, "vLLM gave %s = %.200r, expected %s; it is left out", field, value, expected, key=field
+            logging.WARNING,
+            "vLLM gave %s = %s, expected %s; it is left out",
+            field,
+            _shown(value),
+            expected,
+            key=field,
         )
 
     def alive(self) -> bool:
@@ -119,3 +124,10 @@ class Feed:
             LOGGER.warning("The feeder cannot keep up: %d records were dropped", health.dropped)
         if health.dropped or health.hook_time or health.errors:
             self._sink.add(health)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:  # noqa: BLE001 - an object of vLLM's, or a number too long to print
+        return f"<{type(value).__name__} that cannot be shown>"

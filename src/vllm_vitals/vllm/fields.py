@@ -30,7 +30,10 @@ class Fields:
 
     def count(self, source: Any, name: str) -> int | None:
         """Return a whole number, or `None`. Negative ones pass: the collector counts them as rejected."""
-        value = self.any(source, name)
+        try:
+            value = getattr(source, name, None)
+        except Exception:  # noqa: BLE001 - `any` complains of it
+            value = self.any(source, name)
         if type(value) is int and -MOST_INT < value < MOST_INT:
             return value
         return None if value is None else self._whole(value, f"{type(source).__name__}.{name}")
@@ -47,7 +50,10 @@ class Fields:
 
     def number(self, source: Any, name: str) -> float | None:
         """Return a float, or `None`. Infinite and negative ones pass: the collector counts them as rejected."""
-        value = self.any(source, name)
+        try:
+            value = getattr(source, name, None)
+        except Exception:  # noqa: BLE001 - `any` complains of it
+            value = self.any(source, name)
         if type(value) is float:
             return value
         return None if value is None else self._real(value, f"{type(source).__name__}.{name}")

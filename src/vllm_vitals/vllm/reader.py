@@ -147,9 +147,11 @@ class Reader:
             step.computed_tokens = tokens
             return
         computed = fields.count(sources, "computed") or 0
+        # 0.16 to 0.19 count a token that is cached but computed again under both.
+        twice = fields.count(sources, "recomputed_tokens") or 0
         read = {
             "local_compute": computed,
-            "local_cache_hit": fields.count(sources, "local_cache_hit") or 0,
+            "local_cache_hit": (fields.count(sources, "local_cache_hit") or 0) - twice,
             "external_kv_transfer": fields.count(sources, "external_kv_transfer") or 0,
         }
         step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens}
@@ -163,7 +165,7 @@ class Reader:
 
     def _read_finished(self, step: Step, finished: Any) -> None:
         try:
-            requests = [self._finished(request) for request in finished]
+            requests = [self._finished(request, step.time) for request in finished]
         except Exception as error:  # noqa: BLE001 - not iterable, or its iterator raised
             self._complain("IterationStats.finished_requests", error, "a list of finished requests")
             return
@@ -172,9 +174,9 @@ class Reader:
             if request.reason in FAILED and not request.output_tokens and not self._pooling:
                 _forget_tokenless(request, step.first_token_latencies)
 
-    def _finished(self, stats: Any) -> Finished:
+    def _finished(self, stats: Any, time: float) -> Finished:
         fields = self._fields
-        request = Finished(finish_reason(fields.any(stats, "finish_reason")))
+        request = Finished(finish_reason(fields.any(stats, "finish_reason")), time)
         request.duration = fields.number(stats, "e2e_latency")
         request.queue = fields.number(stats, "queued_time")
         request.prefill = fields.number(stats, "prefill_time")

@@ -1,0 +1,73 @@
+"""Every test, each in an environment of its own. `make test` runs them all."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+nox.options.sessions = ["lint", "unit", "oldest", "compat", "live"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+
+
+def find(version: str) -> str | None:
+    """Return an interpreter of a Python version that really runs (a version manager's shim may not)."""
+    managed = sorted(Path.home().glob(f".pyenv/versions/{version}*/bin/python{version}"))
+    for candidate in (shutil.which(f"python{version}"), *map(str, managed)):
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+FOUND = {version: path for version in PYTHONS if (path := find(version))} or {"this": sys.executable}
+NEWEST = list(FOUND.values())[-1]
+
+
+@nox.session(python=NEWEST)
+def lint(session: nox.Session) -> None:
+    """Check style and types."""
+    session.install("-e", ".", "mypy>=1.11", "ruff>=0.6", "types-PyYAML", "nox")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+
+
+@nox.session(python=list(FOUND.values()))
+def unit(session: nox.Session) -> None:
+    """Run the unit tests on every Python that is found."""
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    session.run("pytest", "tests/unit", *session.posargs)
+
+
+@nox.session(python=list(FOUND.values())[0])
+def oldest(session: nox.Session) -> None:
+    """Run the unit tests with the oldest dependencies that the package allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [re.sub(r">=", "==", dependency) for dependency in project["dependencies"]]
+    session.install(*pins, "-r", "tests/requirements.txt")
+    session.install("--no-deps", "-e", ".")
+    session.run("pytest", "tests/unit", *session.posargs)
+
+
+@nox.session(python=NEWEST)
+def compat(session: nox.Session) -> None:
+    """Read the stats classes of many vLLM releases, taken out of their wheels."""
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    session.run("pytest", "tests/compat", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def live(session: nox.Session) -> None:
+    """Run against a real vLLM, and a real Prometheus that scrapes it."""
+    session.run(sys.executable, "tests/live/bootstrap.py")
+    session.run(".venv-vllm/bin/python", "-m", "pytest", "tests/live", *session.posargs)

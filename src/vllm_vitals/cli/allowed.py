@@ -1,0 +1,66 @@
+"""What a setting allows, in words, from its JSON schema."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+WORDS = {"integer": "a whole number", "number": "a number", "string": "text", "object": "JSON", "array": "a JSON list"}
+
+
+def default(value: Any) -> str:
+    """Return a setting's default as one would write it in a variable, `not set` for none."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    value = getattr(value, "value", value)  # an enum's
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+
+
+def allowed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    """Return what a schema allows as a phrase."""
+    if "$ref" in schema:
+        return allowed(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        choices = (allowed(each, definitions) for each in schema["anyOf"] if each.get("type") != "null")
+        return " or ".join(dict.fromkeys(choices))
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    return _simple(schema, definitions)
+
+
+def _simple(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    kind = schema.get("type", "")
+    if kind == "boolean":
+        return "true or false"
+    if schema.get("format") in ("path", "file-path"):
+        return "the path of a readable file"
+    if kind in ("integer", "number"):
+        return WORDS[kind] + _range(schema)
+    if kind == "string":
+        return WORDS[kind] + _length(schema)
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"JSON: name to {allowed(schema['additionalProperties'], definitions)}"
+    if kind == "array" and "items" in schema:
+        return f"a list, each {allowed(schema['items'], definitions)}"
+    return WORDS.get(kind, "JSON")
+
+
+def _range(schema: Schema) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f" from {low:g} to {high:.15g}"
+    over, under = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    words = {"at least": low, "at most": high, "over": over, "under": under}
+    told = [f"{word} {bound:.15g}" for word, bound in words.items() if bound is not None]
+    return f", {' and '.join(told)}" if told else ""
+
+
+def _length(schema: Schema) -> str:
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    if high is not None:
+        return f" of {low or 0} to {high} characters"
+    return ", not empty" if low else ""

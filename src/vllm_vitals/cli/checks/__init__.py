@@ -1,0 +1,23 @@
+"""The checks of `vllm-vitals doctor`, in the order in which they are told."""
+
+from collections.abc import Callable, Iterator
+
+from vllm_vitals.cli.checks import endpoint, installation, options, plugins, serve, tls
+from vllm_vitals.cli.checks.finding import Finding
+from vllm_vitals.cli.checks.launch import Launch
+
+Check = Callable[[Launch], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "python": installation.python,
+    "vllm": installation.vllm,
+    "plugin": plugins.registered,
+    "vllm-plugins": plugins.allowed,
+    "frontend": plugins.frontend,
+    "settings": options.settings,
+    "serve": serve.expectations,
+    "port": endpoint.port,
+    "reach": endpoint.reach,
+    "tls": tls.tls,
+    "native": serve.native,
+}

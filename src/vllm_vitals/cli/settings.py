@@ -1,0 +1,92 @@
+"""`vllm-vitals settings`: every setting, read off the models that check them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from rich.table import Table
+from rich.text import Text
+
+from vllm_vitals.cli.allowed import allowed, default
+from vllm_vitals.cli.output import console
+from vllm_vitals.configuration import PREFIX, STANDARD
+from vllm_vitals.settings import Section, Settings
+
+OTEL = {path: variable for variable, path in STANDARD.items()}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting as it is told to people."""
+
+    path: tuple[str, ...]
+    default: str
+    allowed: str
+    description: str
+
+    @property
+    def key(self) -> str:
+        """Return the place in the settings file."""
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        """Return the environment variable."""
+        return PREFIX + "__".join(self.path).upper()
+
+    @property
+    def standard(self) -> str:
+        """Return the OpenTelemetry variable that is obeyed too, `""` for none."""
+        return OTEL.get(self.path, "")
+
+
+def sections(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, list[Setting]]]:
+    """Yield each section's key, what it is about and its own settings, the top level first."""
+    inner: list[tuple[str, type[BaseModel]]] = []
+    own: list[Setting] = []
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            inner.append((name, field.annotation))
+        else:
+            property_ = schema["properties"][name]
+            told = default(field.get_default(call_default_factory=True)), allowed(property_, schema.get("$defs", {}))
+            own.append(Setting((*path, name), *told, field.description or ""))
+    yield ".".join(path), (model.__doc__ or "").strip(), own
+    for name, section in inner:
+        yield from sections(section, (*path, name))
+
+
+def as_markdown() -> str:
+    """Return `docs/settings.md`."""
+    from vllm_vitals.cli.settings_page import page  # noqa: PLC0415 - it needs `sections`
+
+    return page()
+
+
+def show() -> None:
+    """Print a table for each section."""
+    out = console()
+    for key, about, settings in sections():
+        out.print(_table(key, about, settings))
+        out.print()
+    out.print("Variables win over OTEL_* variables, those over the file that VITALS_CONFIG names, that over the default.")
+
+
+def _table(key: str, about: str, settings: list[Setting]) -> Table:
+    title = f"{key}: {about}" if key else about
+    table = Table(title=title, title_justify="left", title_style="bold", expand=True, show_lines=True)
+    table.add_column("variable, file key", overflow="fold", ratio=5)
+    table.add_column("default", overflow="fold", ratio=2)
+    table.add_column("allowed", ratio=3)
+    table.add_column("meaning", ratio=5)
+    for setting in settings:
+        table.add_row(_names(setting), setting.default, setting.allowed, setting.description)
+    return table
+
+
+def _names(setting: Setting) -> Text:
+    text = Text.assemble((setting.variable, "bold"), "\n", (setting.key, "cyan"))
+    return text.append(f"\nor {setting.standard}", "dim") if setting.standard else text
+
+

@@ -1,0 +1,1 @@
+"""Checks against the real stats classes of vLLM releases, without installing vLLM."""

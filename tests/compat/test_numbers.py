@@ -1,0 +1,176 @@
+"""Our logger and vLLM's own, run side by side over the real stats of every release, show the same numbers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.compat.calls import Call, Scenario
+from tests.compat.configs import make_config
+from tests.compat.oracle import Oracle
+from tests.compat.releases import Release
+from tests.compat.scenarios import SCENARIOS, busy
+from tests.parity import Samples, differences, parse, value
+from vllm_vitals import runtime
+from vllm_vitals.exporters.registry import VitalsCollector
+
+INVENTED = {
+    "cut_off": {"vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
+                "vllm:request_inference_time_seconds", "vllm:request_decode_time_seconds"},
+    "engine_without_stats": {"vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
+                             "vllm:request_inference_time_seconds"},
+}  # fmt: skip
+"""What vLLM says of milestones that were never reached, and we do not."""
+
+
+def apart(release: Release, name: str) -> set[str]:
+    """Return the metrics in which a release means something else than we do."""
+    found = set(INVENTED.get(name, ()))
+    if not release.at_least("0.23.0"):
+        found.add("vllm:iteration_tokens_total")  # counts cached tokens too
+    if release.at_least("0.16.0") and not release.at_least("0.20.0"):
+        found.add("vllm:prompt_tokens_by_source_total")  # counts recomputed tokens twice
+    return found
+
+
+@contextmanager
+def ours(release: Release, config: Any, engines: list[int]) -> Iterator[Any]:
+    """Give our logger in a process that has no other, on a port of the system's choice."""
+    with mock.patch.dict(os.environ, {"OTEL_EXPORTER_PROMETHEUS_PORT": "0"}), release.installed():
+        logger = release.load("vllm_vitals.vllm.plugins").PrometheusVitals(
+            vllm_config=config, engine_indexes=engines
+        )
+        logger.log_engine_initialized()
+        host = runtime.runtime()
+        try:
+            yield SimpleNamespace(logger=logger, host=host)
+        finally:
+            host.stop()
+            runtime._runtime = None
+
+
+def page(registry: Any) -> Samples:
+    return parse(generate_latest(registry).decode())
+
+
+def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Samples, Samples]:
+    """Return what vLLM's logger and ours show of the same calls."""
+    config = make_config(release, **scenario.config)
+    engines = sorted(scenario.totals) or [0]
+    with mock.patch.dict(os.environ, scenario.environment):
+        oracle = Oracle(release, config, engines).replay(calls)
+        with ours(release, config, engines) as mine:
+            for call in calls:
+                call.apply(mine.logger)
+            mine.host.feed.drain()
+            registry = CollectorRegistry()
+            registry.register(VitalsCollector(mine.host.collector))
+            return page(oracle.registry), page(registry)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_counts_as_vllm_counts(release: Release, name: str) -> None:
+    scenario = SCENARIOS[name](release)
+    if scenario is None:
+        pytest.skip(f"vLLM {release.version} does not report this")
+    native, shown = replay(release, scenario, scenario.calls)
+    assert list(differences(native, shown, apart=apart(release, name))) == []
+    assert value(shown, "vitals_errors_total") == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_traffic_counts_as_vllm_counts(release: Release, seed: int) -> None:
+    scenario = busy(release, seed)
+    native, shown = replay(release, scenario, scenario.calls)
+    assert list(differences(native, shown, apart=apart(release, "busy"))) == []
+    assert value(shown, "vitals_steps_total") > 0
+
+
+def test_sources_add_up_to_the_prompts(release: Release) -> None:
+    scenario = SCENARIOS["whole_prompt_cached"](release)
+    assert scenario is not None
+    _, shown = replay(release, scenario, scenario.calls)
+    assert value(shown, "vllm_tokens_prompt_total") == 65
+
+
+def test_a_request_cut_off_before_its_first_token_has_no_latency(release: Release) -> None:
+    scenario = SCENARIOS["cut_off"](release)
+    assert scenario is not None
+    _, shown = replay(release, scenario, scenario.calls)
+    assert value(shown, "vllm_requests_finished_total", finish_reason="abort") == 1
+    assert value(shown, "vllm_request_duration_seconds_count") == 1
+    for name in ("time_to_first_token", "inference_duration", "mean_time_per_output_token"):
+        assert value(shown, f"vllm_request_{name}_seconds_count") == 0
+    assert value(shown, "vllm_request_phase_duration_seconds_count", phase="prefill") == 0
+
+
+def test_times_since_the_boot_of_the_host_are_refused(release: Release) -> None:
+    scenario = SCENARIOS["engine_without_stats"](release)
+    assert scenario is not None
+    _, shown = replay(release, scenario, scenario.calls)
+    assert value(shown, "vllm_request_phase_duration_seconds_count", phase="prefill") == 0
+    assert value(shown, "vllm_request_phase_duration_seconds_count", phase="queue") == 0
+    refused = value(shown, "vitals_values_rejected_total", metric="vllm.request.inference.duration", reason="absurd")
+    assert refused == 1
+
+
+def test_adapters_are_shown_as_the_scheduler_stats_name_them(release: Release) -> None:
+    scenario = SCENARIOS["adapters"](release)
+    assert scenario is not None
+    _, shown = replay(release, scenario, scenario.calls)
+    totals = scenario.totals[0]
+    for state, expected in (("running", totals.lora_running), ("waiting", totals.lora_waiting)):
+        for adapter, count in expected.items():
+            assert value(shown, "vllm_lora_requests", adapter=adapter, state=state) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "totals"),
+    [
+        ("iteration_details", "vllm_step_duration_seconds_sum", "step_seconds"),
+        ("cuda_graphs", "vllm_cuda_graph_tokens_total", ("graph_padded", "graph_unpadded")),
+    ],
+)
+def test_what_vllm_logs_but_does_not_export(release: Release, name: str, metric: str, totals: Any) -> None:
+    scenario = SCENARIOS[name](release)
+    if scenario is None:
+        pytest.skip(f"vLLM {release.version} does not report this")
+    _, shown = replay(release, scenario, scenario.calls)
+    if isinstance(totals, tuple):
+        expected = sum(getattr(scenario.totals[0], each) for each in totals)
+    else:
+        expected = sum(getattr(scenario.totals[0], totals))
+    assert value(shown, metric) == pytest.approx(expected)
+
+
+def test_the_real_loader_and_manager_take_our_class(release: Release) -> None:
+    config = make_config(release)
+    with ours(release, config, [0]) as mine, release.installed():
+        loggers = release.load("vllm.v1.metrics.loggers")
+        assert isinstance(mine.logger, loggers.AggregateStatLoggerBase)
+        plugin = {"vitals_prometheus": type(mine.logger)}
+        with mock.patch.object(loggers, "load_plugins_by_group", return_value=plugin):
+            assert loggers.load_stat_logger_plugin_factories() == [type(mine.logger)]
+        bound = oracle_free(release)
+        manager = loggers.StatLoggerManager(
+            vllm_config=config, engine_idxs=[0], custom_stat_loggers=[type(mine.logger), bound],
+            enable_default_loggers=False,
+        )  # fmt: skip
+        manager.log_engine_initialized()
+        manager.record(None, None, mm_cache_stats=None, engine_idx=0)
+        manager.log()
+        manager.record_sleep_state(1, 1)
+        if release.at_least("0.32.0"):
+            manager.record_admission_rejection("max_num_queued_reqs")
+
+
+def oracle_free(release: Release) -> type:
+    """Return vLLM's own logger, over a registry that no other test sees."""
+    from tests.compat.oracle import oracle_class
+
+    return oracle_class(release, CollectorRegistry())
