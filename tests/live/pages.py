@@ -1,0 +1,33 @@
+"""What a running server's pages show once they are at rest."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from tests.live.server import VllmServer
+from tests.parity import Samples, differences, parse, value
+
+
+def settled(server: VllmServer, *, within: float = 20.0) -> tuple[Samples, Samples]:
+    """Return vLLM's page and ours once the engine is idle and neither page moves any more."""
+    before = None
+    for _ in until(within):
+        native, ours = parse(server.metrics_text()), parse(server.vitals_text())
+        idle = not value(native, "vllm:num_requests_running") and not value(native, "vllm:num_requests_waiting")
+        counted = {name: samples for name, samples in native.items() if name.startswith("vllm:")}
+        if idle and counted == before and not list(differences(native, ours)):
+            break
+        before = counted
+    return native, ours
+
+
+def until(seconds: float, pause: float = 0.25) -> Iterator[None]:
+    """Yield again and again until the seconds are over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(pause)
+
+
+def eventually(check: Callable[[], bool], seconds: float = 15.0) -> bool:
+    """Tell whether a check comes true within some seconds."""
+    return any(check() for _ in until(seconds))

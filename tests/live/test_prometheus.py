@@ -1,0 +1,99 @@
+"""A real Prometheus that scrapes the endpoint of a real vLLM."""
+
+import json
+import math
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.live.bootstrap import prometheus_tools
+from tests.live.conftest import put_load
+from tests.live.pages import eventually, settled
+from tests.live.server import VllmServer, fetch, free_port
+from tests.parity import parse, value
+
+CONFIG = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+  - job_name: vllm
+    static_configs: [{{targets: ["localhost:{port}"]}}]
+"""
+
+
+class Prometheus:
+    """A Prometheus server that scrapes one port."""
+
+    def __init__(self, home: Path, target: int) -> None:
+        binary, _ = prometheus_tools()
+        self.port = free_port()
+        (home / "prometheus.yml").write_text(CONFIG.format(port=target))
+        self.process = subprocess.Popen(
+            [
+                binary, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
+                f"--web.listen-address=127.0.0.1:{self.port}", "--enable-feature=exemplar-storage",
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def query(self, expression: str) -> float:
+        """Return the sum of an instant query's values, NaN without any."""
+        try:
+            answer = json.loads(fetch(f"http://127.0.0.1:{self.port}/api/v1/query?query={quote(expression)}"))
+        except OSError:
+            return math.nan
+        values = [float(series["value"][1]) for series in answer["data"]["result"]]
+        return math.fsum(values) if values else math.nan
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[VllmServer]:
+    with VllmServer(model, env={"VITALS_EXEMPLARS": "true"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prometheus(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    running = Prometheus(tmp_path_factory.mktemp("prometheus"), server.vitals_port)
+    try:
+        assert eventually(lambda: running.query("up") == 1)
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(timeout=20)
+
+
+def test_prometheus_stores_what_the_page_shows(server: VllmServer, prometheus: Prometheus) -> None:
+    put_load(server, count=30, seed=3)
+    _, ours = settled(server)
+    names = ("vllm_tokens_generation_total", "vllm_request_duration_seconds_count", "vllm_requests_finished_total")
+    for name in names:
+        assert eventually(lambda name=name: prometheus.query(name) == value(ours, name)), name
+
+
+def test_every_series_has_type_help_and_unit(server: VllmServer, prometheus: Prometheus) -> None:
+    metadata = json.loads(fetch(f"http://127.0.0.1:{prometheus.port}/api/v1/metadata"))["data"]
+    assert metadata["vllm_request_duration_seconds"] == [
+        {"type": "histogram", "help": "From a request's arrival to its last token.", "unit": "seconds"}
+    ]
+    unknown = [name for name, (entry, *_) in metadata.items() if entry["type"] == "unknown" or not entry["help"]]
+    assert unknown == []
+    assert len(metadata) > 40
+    assert parse(server.vitals_text())
+
+
+def test_exemplars_arrive(prometheus: Prometheus) -> None:
+    query = "vllm_request_duration_seconds_bucket"
+    url = f"http://127.0.0.1:{prometheus.port}/api/v1/query_exemplars?query={query}&start=0&end=9999999999"
+    (series, *_) = json.loads(fetch(url))["data"]
+    assert series["exemplars"][0]["labels"]["request_id"].startswith("cmpl-")
+
+
+def test_promtool_finds_nothing_wrong(server: VllmServer) -> None:
+    _, promtool = prometheus_tools()
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=server.vitals_text(), capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
