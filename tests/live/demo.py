@@ -20,23 +20,24 @@ from tests.live.bootstrap import CACHE
 from tests.live.load import LoadReport, run_until_cancelled
 from tests.live.model import make_model
 from tests.live.server import ServerError, VllmServer, fetch
+from vllm_vitals.catalog import cache, engine, itself, requests
 
 NAMES = {
-    "running": "vllm_engine_requests_running",
-    "waiting": "vllm_engine_requests_waiting",
-    "kv": "vllm_kv_cache_usage_ratio",
-    "prompt": "vllm_tokens_prompt_total",
-    "generation": "vllm_tokens_generation_total",
-    "finished": "vllm_requests_finished_total",
-    "ttft": "vllm_request_time_to_first_token_seconds_bucket",
-    "itl": "vllm_request_inter_token_latency_seconds_bucket",
-    "e2e": "vllm_request_duration_seconds_bucket",
-    "queries": "vllm_prefix_cache_queried_tokens_total",
-    "hits": "vllm_prefix_cache_hit_tokens_total",
-    "steps": "vitals_steps_total",
-    "dropped": "vitals_steps_dropped_total",
-    "errors": "vitals_errors_total",
-    "hook": "vitals_hook_duration_seconds_total",
+    "running": engine.RUNNING.prometheus,
+    "waiting": engine.WAITING.prometheus,
+    "kv": cache.KV_USAGE.prometheus,
+    "prompt": requests.PROMPT_TOKENS.prometheus,
+    "generation": requests.GENERATION_TOKENS.prometheus,
+    "finished": requests.FINISHED.prometheus,
+    "ttft": f"{requests.TIME_TO_FIRST_TOKEN.prometheus}_bucket",
+    "itl": f"{requests.INTER_TOKEN_LATENCY.prometheus}_bucket",
+    "e2e": f"{requests.DURATION.prometheus}_bucket",
+    "queries": cache.PREFIX_QUERIES.prometheus,
+    "hits": cache.PREFIX_HITS.prometheus,
+    "steps": itself.STEPS.prometheus,
+    "dropped": itself.DROPPED.prometheus,
+    "errors": itself.ERRORS.prometheus,
+    "hook": itself.HOOK_TIME.prometheus,
 }
 # A small batch and a small cache, so that there is something to see: waiting, and a cache in use.
 ARGS = ("--max-num-seqs", "8", "--num-gpu-blocks-override", "48")
