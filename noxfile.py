@@ -49,7 +49,7 @@ def unit(session: nox.Session) -> None:
     session.run("pytest", "tests/unit", *session.posargs)
 
 
-@nox.session(python=list(FOUND.values())[0])
+@nox.session(python=next(iter(FOUND.values())))
 def oldest(session: nox.Session) -> None:
     """Run the unit tests with the oldest dependencies that the package allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -8,12 +8,13 @@ import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from vllm_vitals.settings import Section, Settings
 
@@ -58,10 +59,12 @@ def load(environ: Mapping[str, str]) -> Loaded:
     warnings: list[str] = []
     for path, value, origin in (*_from_file(environ), *_from_standard(environ), *_from_variables(environ, warnings)):
         try:
-            _put(values, path, _parsed(value) if origin in environ else value)
+            given = _parsed(value) if origin in environ else value
+            for leaf, each in _leaves({path[-1]: given}, path[:-1]):
+                _put(values, leaf, each)
+                origins[leaf] = origin
         except ValueError as error:
             problems.append(f"{origin}={value!r}: {error}")
-        origins[path] = origin
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
@@ -73,7 +76,13 @@ def load(environ: Mapping[str, str]) -> Loaded:
 
 def is_strict(environ: Mapping[str, str]) -> bool:
     """Tell whether wrong settings shall stop vLLM, even when no settings could be made of them."""
-    return environ.get(f"{PREFIX}STRICT", "").strip().lower() in ("1", "true", "yes", "on")
+    given: dict[Path_, Any] = {}
+    with suppress(SettingsError):
+        given.update((path, value) for path, value, _ in _from_file(environ))
+    given.update((path, value) for path, value, _ in _from_variables(environ, []))
+    with suppress(ValidationError):
+        return TypeAdapter(bool).validate_python(given.get(("strict",), False))
+    return False
 
 
 def _from_file(environ: Mapping[str, str]) -> Iterator[tuple[Path_, Any, str]]:
@@ -87,16 +96,16 @@ def _from_file(environ: Mapping[str, str]) -> Iterator[tuple[Path_, Any, str]]:
 def read_file(path: Path) -> dict[str, Any]:
     """Return what a YAML or TOML settings file says, or raise `SettingsError`."""
     where = f"{FILE_VARIABLE}={str(path)!r}"
+    if path.suffix not in (".yaml", ".yml", ".toml"):
+        raise SettingsError(f"{where}: the name must end in .yaml, .yml or .toml")
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             return tomllib.loads(text)
-        if path.suffix not in (".yaml", ".yml"):
-            raise SettingsError(f"{where}: the name must end in .yaml, .yml or .toml")
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{where}: cannot be read: {error}") from error
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError in YAML
         raise SettingsError(f"{where}: is not valid {path.suffix[1:]}: {error}") from error
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{where}: must hold a mapping of settings, holds a {type(content).__name__}")
@@ -116,9 +125,18 @@ def _is_section(path: Path_) -> bool:
     for name in path:
         known = kind.model_fields.get(name)
         kind = known.annotation if known else None
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
+        if get_origin(kind) is not None or not (isinstance(kind, type) and issubclass(kind, Section)):
             return False
     return True
+
+
+def variables() -> Iterator[str]:
+    """Yield the variable of every setting."""
+    for name, field_ in Settings.model_fields.items():
+        inner = field_.annotation.model_fields if _is_section((name,)) else {}  # type: ignore[union-attr]
+        yield from (f"{PREFIX}{name}__{key}".upper() for key in inner)
+        if not inner:
+            yield f"{PREFIX}{name}".upper()
 
 
 def _from_standard(environ: Mapping[str, str]) -> Iterator[tuple[Path_, Any, str]]:
@@ -136,8 +154,8 @@ def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator
             yield path, environ[variable], variable
             continue
         # A warning only: Kubernetes sets such variables for a Service whose name begins with "vitals".
-        near = difflib.get_close_matches(path[0], Settings.model_fields, 1)
-        hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
+        near = difflib.get_close_matches(variable, list(variables()), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
         warnings.append(f"{variable} is not a setting and has no effect{hint}")
 
 
@@ -152,6 +170,9 @@ def _parsed(text: str) -> Any:
 
 
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:
+    deepest = 2 if _is_section(path[:1]) or path[0] == "buckets" else 1
+    if len(path) > deepest:
+        raise ValueError(f"the setting {'.'.join(path[:deepest])} has no parts")
     for name in path[:-1]:
         inner = tree.setdefault(name, {})
         if not isinstance(inner, dict):
@@ -162,7 +183,9 @@ def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:
 
 def _line(error: Any, origins: Mapping[Path_, str]) -> str:
     path = tuple(str(part) for part in error["loc"])
-    origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
+    above = (origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins)
+    below = sorted(origin for given, origin in origins.items() if given[: len(path)] == path)
+    origin = next(above, ", ".join(below))
     setting = ".".join(path)
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

@@ -1,12 +1,22 @@
-"""Logging that says a thing once."""
+"""Logging that says whose line it is, and says a thing once."""
 
 import logging
+from collections.abc import MutableMapping
+from typing import Any
 
-# A child of vLLM's own logger, so that our lines reach its handlers in its format.
-LOGGER = logging.getLogger("vllm.vitals")
 MOST_KEYS = 1000
-
 _said: set[str] = set()
+
+
+class _Named(logging.LoggerAdapter):  # type: ignore[type-arg]  # no generic before Python 3.11
+    """Puts our name before each line: vLLM's format shows none."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"vllm-vitals: {msg}", kwargs
+
+
+# A child of vLLM's own logger, so that our lines reach its handlers.
+LOGGER = _Named(logging.getLogger("vllm.vitals"), {})
 
 
 def log_once(level: int, message: str, *args: object, key: str = "", traceback: bool = False) -> None:

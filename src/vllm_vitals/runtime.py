@@ -82,8 +82,7 @@ class Runtime:
         for engine in engines:
             facts = engine_facts(config, engine, len(engines), version)
             features = facts.features
-            self.collector.add(facts)
-            self.collector.add(Sleep(facts.model, engine, "awake"))
+            self.collector.add([facts, Sleep(facts.model, engine, "awake")])
         rank, count = api_server(config)
         if count > 1:
             LOGGER.warning(

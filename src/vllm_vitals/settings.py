@@ -39,8 +39,15 @@ class PrometheusSettings(Section):
     @field_validator("tls_cert", "tls_key", "tls_client_ca")
     @classmethod
     def _readable(cls, path: Path | None) -> Path | None:
-        if path is not None and not os.access(path, os.R_OK):
+        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise ValueError("must be a file that this process can read")
+        return path
+
+    @field_validator("tls_key")
+    @classmethod
+    def _open(cls, path: Path | None) -> Path | None:
+        if path is not None and b"ENCRYPTED" in path.read_bytes():
+            raise ValueError("must not be encrypted: there is no one to type its passphrase")
         return path
 
     @model_validator(mode="after")
@@ -72,7 +79,7 @@ class Settings(Section):
     queue_size: int = Field(
         2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
     )
-    drain_interval: float = Field(0.05, ge=0.001, le=10, description="Seconds between two drains of that queue.")
+    drain_interval: float = Field(0.25, ge=0.001, le=10, description="Seconds between two drains of that queue.")
     stale_after: float = Field(
         60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
         "go away; 0 keeps them."

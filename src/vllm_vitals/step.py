@@ -8,6 +8,9 @@ from array import array
 
 from msgspec import Struct, field
 
+CLOCK_SLACK = 1.0
+"""Seconds by which a phase may outlast its request: the two are measured on different clocks."""
+
 
 def floats() -> "array[float]":
     """Make an empty array of float64."""

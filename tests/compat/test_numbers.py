@@ -42,9 +42,7 @@ def apart(release: Release, name: str) -> set[str]:
 def ours(release: Release, config: Any, engines: list[int]) -> Iterator[Any]:
     """Give our logger in a process that has no other, on a port of the system's choice."""
     with mock.patch.dict(os.environ, {"OTEL_EXPORTER_PROMETHEUS_PORT": "0"}), release.installed():
-        logger = release.load("vllm_vitals.vllm.plugins").PrometheusVitals(
-            vllm_config=config, engine_indexes=engines
-        )
+        logger = release.load("vllm_vitals.vllm.plugins").PrometheusVitals(vllm_config=config, engine_indexes=engines)
         logger.log_engine_initialized()
         host = runtime.runtime()
         try:

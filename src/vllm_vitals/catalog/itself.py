@@ -49,7 +49,7 @@ EXPORT_DURATION: Histogram[Any] = Histogram(
     scope=Scope.PROCESS, labels=(EXPORTER,), buckets="export",
 )  # fmt: skip
 SERIES: Gauge[Any] = Gauge(
-    "vitals.series", "{series}", "Label sets held, a histogram's counted once.", scope=Scope.PROCESS
+    "vitals.series", "{series}", "Label sets held, a histogram's counted once.", initial=0.0, scope=Scope.PROCESS
 )
 
 ITSELF = (

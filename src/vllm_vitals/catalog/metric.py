@@ -109,10 +109,11 @@ class Gauge(Metric[R]):
 class Histogram(Metric[R]):
     """A distribution over the bounds of a bucket family.
 
-    `ceiling` gives, from the record, what a value cannot honestly exceed.
+    `read` gives a value, an array of them, or a value for each label value; it may also be a mapping that
+    reads for each label value apart. `ceiling` gives, from the record, what a value cannot honestly exceed.
     """
 
-    read: Callable[[R], Readings] | None = None
+    read: Callable[[R], Readings] | Mapping[str, Callable[[R], float | None]] | None = None  # type: ignore[assignment]
     buckets: str = ""
     ceiling: Callable[[R], float | None] | None = None
 

@@ -1,26 +1,19 @@
 """Tokens and requests: what came in, what went out, and how long each part took."""
 
-from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
-from vllm_vitals.step import Finished, Rejection, Step
+from collections.abc import Callable
 
-SLACK = 1.0
-"""Seconds by which a phase may outlast its request: the two are measured on different clocks."""
+from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
+from vllm_vitals.step import CLOCK_SLACK, Finished, Rejection, Step
 
 
 def lifetime(step: Step) -> float:
     """Return the seconds that no latency seen in this step can exceed: its process is no older."""
-    return step.age + SLACK
+    return step.age + CLOCK_SLACK
 
 
 def longest_phase(request: Finished) -> float | None:
     """Return the seconds that no phase of this request can exceed."""
-    return None if request.duration is None else request.duration + SLACK
-
-
-def measured(request: Finished) -> bool:
-    """Tell whether the engine stamped this request: without stats its milestones are all 0, the boot of the host."""
-    most = longest_phase(request)
-    return request.inference is None or most is None or request.inference <= most
+    return None if request.duration is None else request.duration + CLOCK_SLACK
 
 
 def frontend(request: Finished) -> float | None:
@@ -30,16 +23,12 @@ def frontend(request: Finished) -> float | None:
     return max(request.duration - request.queue - request.inference, 0.0)
 
 
-def _phases(request: Finished) -> dict[str, float]:
-    known = measured(request)
-    parts = {
-        "queue": request.queue if known else None,
-        "prefill": request.prefill,
-        "decode": request.decode,
-        "frontend": frontend(request) if known else None,
-    }
-    return {phase: seconds for phase, seconds in parts.items() if seconds is not None}
-
+PHASES: dict[str, Callable[[Finished], float | None]] = {
+    "queue": lambda r: r.queue,
+    "prefill": lambda r: r.prefill,
+    "decode": lambda r: r.decode,
+    "frontend": frontend,
+}
 
 PROMPT_TOKENS = Counter(
     "vllm.tokens.prompt", "{token}", "Prompt tokens of requests whose prefill is done, by where they came from.",
@@ -114,8 +103,8 @@ INFERENCE_DURATION = Histogram(
 )  # fmt: skip
 PHASE_DURATION = Histogram(
     "vllm.request.phase.duration", "s", "Time of a finished request by phase; the phases add up to its duration.",
-    of=Finished, read=_phases, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
-    labels=(Label("phase", ("queue", "prefill", "decode", "frontend"),
+    of=Finished, read=PHASES, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
+    labels=(Label("phase", tuple(PHASES),
                   help="queue: until first scheduled. prefill: until the first token. decode: until the last. "
                        "frontend: the rest, spent outside the engine"),),
     native="vllm:request_{queue,prefill,decode}_time_seconds",

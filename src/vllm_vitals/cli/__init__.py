@@ -17,7 +17,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print the Markdown p
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Check this port in place of the one that is set.")]
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- vllm serve ...]", help="The command line that vLLM will be started with.", show_default=False),
+    typer.Argument(metavar="-- COMMAND", help="The command line that vLLM will be started with: -- vllm serve MODEL ...", show_default=False),
 ]  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def _version(asked: bool) -> None:  # noqa: FBT001 - typer's callback convention
 @app.callback()
 def main(
     *,
-    version: Annotated[  # noqa: ARG001 - its callback does the work
+    version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
@@ -68,8 +68,7 @@ def print_settings(*, markdown: Markdown = False) -> None:
 def run_doctor(command: Command = None, *, json: Json = False, port: Port = None) -> None:
     """Check, before vLLM starts, that the plugin will load and can serve: exit code 1 when a check failed.
 
-    Run it where vLLM will run: same Python environment, same variables. Give the planned command line
-    after `--` to have it checked too.
+    Run it with the Python environment and the variables that vLLM will have.
     """
     import os  # noqa: PLC0415
 

@@ -4,8 +4,17 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_vitals.cli.output import number
+
 Schema = Mapping[str, Any]
-WORDS = {"integer": "a whole number", "number": "a number", "string": "text", "object": "JSON", "array": "a JSON list"}
+WORDS = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "object": "JSON",
+    "array": "a JSON list",
+}
 
 
 def default(value: Any) -> str:
@@ -15,6 +24,8 @@ def default(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     value = getattr(value, "value", value)  # an enum's
+    if isinstance(value, float):
+        return number(value)
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
@@ -34,18 +45,15 @@ def allowed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
 
 def _simple(schema: Schema, definitions: Mapping[str, Schema]) -> str:
     kind = schema.get("type", "")
-    if kind == "boolean":
-        return "true or false"
     if schema.get("format") in ("path", "file-path"):
         return "the path of a readable file"
-    if kind in ("integer", "number"):
-        return WORDS[kind] + _range(schema)
-    if kind == "string":
-        return WORDS[kind] + _length(schema)
+    if kind in LIMITS:
+        return WORDS[kind] + LIMITS[kind](schema)
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"JSON: name to {allowed(schema['additionalProperties'], definitions)}"
     if kind == "array" and "items" in schema:
-        return f"a list, each {allowed(schema['items'], definitions)}"
+        each = allowed(schema["items"], definitions)
+        return "a list of numbers" if each == WORDS["number"] else f"a list, each {each}"
     return WORDS.get(kind, "JSON")
 
 
@@ -64,3 +72,6 @@ def _length(schema: Schema) -> str:
     if high is not None:
         return f" of {low or 0} to {high} characters"
     return ", not empty" if low else ""
+
+
+LIMITS = {"integer": _range, "number": _range, "string": _length}

@@ -68,7 +68,7 @@ def _buckets(metric: Metric[Any]) -> dict[str, Any] | None:
 def _table(group: str, metrics: tuple[Metric[Any], ...]) -> Table:
     table = Table(title=group, title_justify="left", title_style="bold", expand=True, show_lines=True)
     table.add_column("metric, Prometheus name", overflow="fold", ratio=5)
-    table.add_column("kind, unit", ratio=1, min_width=11)
+    table.add_column("kind, unit", width=12)
     table.add_column("meaning", ratio=6)
     for metric in metrics:
         name = Text.assemble((metric.name, "bold"), "\n", (metric.prometheus, "cyan"))
@@ -78,13 +78,20 @@ def _table(group: str, metrics: tuple[Metric[Any], ...]) -> Table:
 
 def _meaning(metric: Metric[Any]) -> Text:
     text = Text(metric.help)
+    plain = [prometheus_label(label.name) for label in metric.labels if not _said(label)]
+    if plain:
+        text.append(f"\n{', '.join(plain)}", "green")
     for label in metric.labels:
-        told = ", ".join(value for value in label.values if value)
-        said = "; ".join(part for part in (told, label.help) if part)
-        text.append(f"\n{prometheus_label(label.name)}", "green").append(f": {said}" if said else "")
+        if said := _said(label):
+            text.append(f"\n{prometheus_label(label.name)}", "green").append(f": {said}")
     for name, value in _facts(metric).items():
         text.append(f"\n{name}: {value}", "dim")
     return text
+
+
+def _said(label: Label) -> str:
+    values = ", ".join(value for value in label.values if value)
+    return "; ".join(part for part in (values, label.help) if part)
 
 
 def _facts(metric: Metric[Any]) -> dict[str, str]:

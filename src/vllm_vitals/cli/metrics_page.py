@@ -49,8 +49,9 @@ data parallelism the rank. A label of ours takes a bounded number of values; wha
 A gauge marked *momentary* shows the latest step. When an engine falls silent in the middle of work for longer than
 `stale_after` (see [settings](settings.md)), its momentary gauges go away instead of standing still.
 
-*vLLM's counterpart* is the metric of vLLM's own `/metrics` that tells the same or the nearest to it, without the `_total`
-that Prometheus sees on counters. The other columns hold for every vLLM from 0.11.1 on unless the meaning says more.
+*vLLM's counterpart* is the metric of vLLM's own `/metrics` that tells the same or the nearest to it, by the name that
+vLLM registers it under; counters are scraped with `_total` at the end. Everything here holds for vLLM 0.11.1 and newer
+unless the meaning says more.
 
 ## Buckets
 

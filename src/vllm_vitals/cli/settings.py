@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from rich.table import Table
@@ -12,7 +13,7 @@ from vllm_vitals.cli.output import console
 from vllm_vitals.configuration import PREFIX, STANDARD
 from vllm_vitals.settings import Section, Settings
 
-OTEL = {path: variable for variable, path in STANDARD.items()}
+OTEL: dict[tuple[str, ...], str] = {path: variable for variable, path in STANDARD.items()}
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def sections(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> I
     own: list[Setting] = []
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            inner.append((name, field.annotation))
+        if section := _section(field.annotation):
+            inner.append((name, section))
         else:
             property_ = schema["properties"][name]
             told = default(field.get_default(call_default_factory=True)), allowed(property_, schema.get("$defs", {}))
@@ -55,6 +56,12 @@ def sections(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> I
     yield ".".join(path), (model.__doc__ or "").strip(), own
     for name, section in inner:
         yield from sections(section, (*path, name))
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    # Python 3.10 takes `dict[str, float]` for a class until asked for its bases.
+    is_class = isinstance(annotation, type) and get_origin(annotation) is None
+    return annotation if is_class and issubclass(annotation, Section) else None
 
 
 def as_markdown() -> str:
@@ -70,23 +77,23 @@ def show() -> None:
     for key, about, settings in sections():
         out.print(_table(key, about, settings))
         out.print()
-    out.print("Variables win over OTEL_* variables, those over the file that VITALS_CONFIG names, that over the default.")
+    out.print(
+        "Variables win over OTEL_* variables, those over the file that VITALS_CONFIG names, that over the default."
+    )
 
 
 def _table(key: str, about: str, settings: list[Setting]) -> Table:
-    title = f"{key}: {about}" if key else about
+    title = f"{key}: {about}" if key else "general"
     table = Table(title=title, title_justify="left", title_style="bold", expand=True, show_lines=True)
-    table.add_column("variable, file key", overflow="fold", ratio=5)
-    table.add_column("default", overflow="fold", ratio=2)
-    table.add_column("allowed", ratio=3)
-    table.add_column("meaning", ratio=5)
+    table.add_column("variable, file key", no_wrap=True)
+    table.add_column("default, allowed", ratio=2, overflow="fold")
+    table.add_column("meaning", ratio=3)
     for setting in settings:
-        table.add_row(_names(setting), setting.default, setting.allowed, setting.description)
+        values = Text.assemble((setting.default, "bold"), "\n", setting.allowed)
+        table.add_row(_names(setting), values, setting.description)
     return table
 
 
 def _names(setting: Setting) -> Text:
     text = Text.assemble((setting.variable, "bold"), "\n", (setting.key, "cyan"))
     return text.append(f"\nor {setting.standard}", "dim") if setting.standard else text
-
-

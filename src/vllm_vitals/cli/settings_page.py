@@ -65,7 +65,9 @@ def page() -> str:
     """Return the whole page."""
     made = [_section(*section) for section in sections()]
     families = ", ".join(map(code, FAMILIES))
-    return INTRO + "\n".join(made) + f"\nThe families of `buckets`: {families}. [Metrics](metrics.md) has their bounds.\n"
+    return (
+        INTRO + "\n".join(made) + f"\nThe families of `buckets`: {families}. [Metrics](metrics.md) has their bounds.\n"
+    )
 
 
 def _section(key: str, about: str, settings: list[Setting]) -> str:

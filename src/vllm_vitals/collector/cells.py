@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 
 PENDING = 4096
 """Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
+
+MANY = 24
+"""Values from which comparing them all at once pays."""
 
 Rejects = Counter[tuple[str, str]]
 """How many values were refused, by metric name and reason."""
@@ -46,13 +50,14 @@ class NumberCell:
         self._limit = limit
         self._rejects = rejects
 
-    def add(self, value: float) -> None:
-        """Add to a counter; a value that cannot be true is refused and counted."""
-        if 0 < value <= self._limit:
-            self.value += value
-            self.version += 1
-        elif value != 0:
-            self._rejects[self._metric, fault(value, self._limit)] += 1
+    def add(self, *values: float) -> None:
+        """Add to a counter; values that cannot be true are refused and counted."""
+        if not (0 < min(values) <= max(values) <= self._limit and math.isfinite(sum(values))):
+            faults = [fault(value, self._limit) for value in values]
+            self._rejects.update((self._metric, reason) for reason in faults if reason)
+            values = tuple(value for value, reason in zip(values, faults, strict=True) if not reason)
+        self.value += sum(values)
+        self.version += 1
 
     def set(self, value: float, time: float) -> None:
         """Set a gauge; a value that cannot be true is refused and counted."""
@@ -69,7 +74,7 @@ class HistogramCell:
     """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
 
     __slots__ = (
-        "_counts", "_edges", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "greatest",
+        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "greatest",
         "least", "total", "version",
     )  # fmt: skip
 
@@ -80,8 +85,7 @@ class HistogramCell:
         self.greatest = -math.inf
         self.version = 0
         self.exemplars: dict[int, Exemplar] = {}
-        self._edges = np.array(bounds, dtype=np.float64)
-        self._counts: NDArray[np.int64] = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._counts = [0] * (len(bounds) + 1)
         self._pending = array("d")
         self._metric = metric
         self._limit = limit
@@ -90,8 +94,7 @@ class HistogramCell:
 
     def observe(self, value: float) -> None:
         """Take one value in; it is judged and sorted later, in bulk."""
-        self._pending.append(value)
-        self.version += 1
+        self.extend((value,))
 
     def extend(self, values: Iterable[float], most: float | None = None) -> None:
         """Take values in; they are judged and sorted later, in bulk. `most`: what none of them can exceed."""
@@ -106,7 +109,7 @@ class HistogramCell:
     def attach(self, exemplar: Exemplar) -> None:
         """Keep the latest exemplar of a bucket."""
         if not fault(exemplar.value, self._most):
-            self.exemplars[int(np.searchsorted(self._edges, exemplar.value))] = exemplar
+            self.exemplars[bisect_left(self.bounds, exemplar.value)] = exemplar
 
     def settle(self) -> None:
         """Sort what is pending into the buckets, leaving out and counting what cannot be true."""
@@ -114,22 +117,40 @@ class HistogramCell:
             return
         pending, self._pending = self._pending, array("d")
         values = np.frombuffer(pending, dtype=np.float64)
-        true = (values >= 0) & (values <= self._most)
-        if not true.all():
-            self._rejects.update((self._metric, fault(value, self._most)) for value in values[~true].tolist())
-            values = values[true]
+        least, greatest = float(values.min()), float(values.max())
+        if not (least >= 0 and greatest <= self._most):  # also when one is not a number
+            values = self._believable(values)
             if not values.size:
                 return
-        buckets = np.searchsorted(self._edges, values)
-        self._counts += np.bincount(buckets, minlength=len(self._counts))
+            least, greatest = float(values.min()), float(values.max())
         self.total += float(values.sum())
-        self.least = min(self.least, float(values.min()))
-        self.greatest = max(self.greatest, float(values.max()))
+        self.least = min(self.least, least)
+        self.greatest = max(self.greatest, greatest)
+        self._sort(values, bisect_left(self.bounds, least), bisect_left(self.bounds, greatest))
+
+    def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        true = (values >= 0) & (values <= self._most)
+        self._rejects.update((self._metric, fault(value, self._most)) for value in values[~true].tolist())
+        return values[true]
+
+    def _sort(self, values: NDArray[np.float64], first: int, last: int) -> None:
+        """Count values into the buckets from the first to the last that any of them falls into."""
+        if len(values) < MANY:
+            for value in values.tolist():
+                self._counts[bisect_left(self.bounds, value)] += 1
+            return
+        # Comparing all with each bound between is several times faster than searching the bound of each.
+        below = 0
+        for bucket in range(first, last):
+            within = int(np.count_nonzero(values <= self.bounds[bucket]))
+            self._counts[bucket] += within - below
+            below = within
+        self._counts[last] += len(values) - below
 
     @property
     def counts(self) -> list[int]:
         """Return the settled count of each bucket, not cumulated."""
-        return [int(count) for count in self._counts]
+        return list(self._counts)
 
 
 Cell = NumberCell | HistogramCell

@@ -4,6 +4,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import vllm_vitals
@@ -12,7 +13,7 @@ from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.collector.store import Store
-from vllm_vitals.collector.writers import Writer, prepare, scope_key, writer
+from vllm_vitals.collector.writers import Writer, prepare, scope_key, writers
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Facts, Finished, Health, Record, Rejection, Sleep, Step
@@ -21,7 +22,7 @@ EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
 
 Rules = dict[type, list[Writer]]
-WAITING = 32
+WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
 
 
@@ -34,10 +35,26 @@ class Engine:
         self.clock = clock
         """Monotonic seconds of the latest step, or of the engine's start."""
         self.worked: float | None = None
-        """Monotonic seconds of the latest step if it left requests in the engine."""
+        """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
+        self.holds_requests = False
         self.kv_cache_tokens: int | None = None
         self.stale = False
         self.finished: list[Finished] = []
+
+
+def _complete(step: Step, engine: Engine) -> None:
+    """Add to a step what only its predecessors and its engine's facts tell."""
+    engine.stale = False
+    engine.clock = max(engine.clock, step.clock)
+    engine.finished += step.finished
+    if not step.scheduled:
+        return
+    if engine.worked is not None:
+        step.interval = step.clock - engine.worked
+    engine.holds_requests = bool(step.running or step.waiting or step.deferred)
+    engine.worked = step.clock if engine.holds_requests else None
+    if engine.kv_cache_tokens and step.kv_cache_usage is not None:
+        step.kv_cache_free = engine.kv_cache_tokens * (1 - step.kv_cache_usage)
 
 
 class Collector:
@@ -50,6 +67,13 @@ class Collector:
         ]
         self._engines: dict[tuple[str, str], Engine] = {}
         self._convention = (settings.gen_ai.operation_name, settings.gen_ai.provider_name)
+        self._adders: dict[type, Callable[[Any, Callable[[], None]], None]] = {
+            Step: self._add_steps,
+            Facts: self._add_facts,
+            Sleep: self._add_sleeps,
+            Rejection: self._add_rejections,
+            Health: self._add_health,
+        }
         self.store = Store(self._metrics)
         self._bounds = plan(None, settings.buckets)
         self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
@@ -58,26 +82,20 @@ class Collector:
         info = (vllm_vitals.__version__, platform.python_version())
         self._put(itself.INFO, (), info, 1.0)
 
-    def add(self, record: Record) -> None:
-        """Add one record up. Never raises for what a record holds: an error is counted and logged once."""
+    def add(self, records: Sequence[Record], pause: Callable[[], None] = lambda: None) -> None:
+        """Add records up, oldest first. Never raises for what they hold: an error is counted and logged once.
+
+        `pause` is called between small pieces of work.
+        """
         with self.store.lock:
-            if isinstance(record, Step):
-                self._add_step(record)
-            elif isinstance(record, Facts):
-                self._add_facts(record)
-            elif isinstance(record, Health):
-                self._write(self._process, record, time.time())
-            elif isinstance(record, Rejection):
-                rules = self._rules(record.model, "", self._bounds, Scope.MODEL)
-                self._write(rules[Rejection], record, time.time())
-            else:
-                self._add_sleep(record)
+            for kind, group in groupby(records, type):
+                self._adders[kind](list(group), pause)
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
         log_once(logging.ERROR, message, *args, key=key or message, traceback=True)
         with self.store.lock:
-            self._write(self._process, Health(errors={stage: 1}), time.time())
+            self._add_health([Health(errors={stage: 1})], lambda: None)
 
     def export(self, exporter: str, duration: float | None) -> None:
         """Count one export and its seconds, or a failed one when there is no duration."""
@@ -115,60 +133,70 @@ class Collector:
     def _expire(self, engine: Engine, clock: float) -> None:
         """Take the gauges of an engine away that fell silent in the middle of work: they are not known any more."""
         after = self._settings.stale_after
-        if engine.stale or not after or engine.worked is None or clock - engine.clock < after:
+        if engine.stale or not after or not engine.holds_requests or clock - engine.clock < after:
             return
         engine.stale = True
         for metric in self._metrics:
             if isinstance(metric, Gauge) and metric.momentary:
                 self.store[metric].drop(engine.scope)
 
-    def _add_step(self, step: Step) -> None:
-        engine = self._engine(step.model, step.engine)
-        engine.stale = False
-        engine.clock = max(engine.clock, step.clock)
-        if step.scheduled:
-            if engine.worked is not None:
-                step.interval = step.clock - engine.worked
-            working = step.running or step.waiting or step.deferred
-            engine.worked = step.clock if working else None
-            if engine.kv_cache_tokens and step.kv_cache_usage is not None:
-                step.kv_cache_free = engine.kv_cache_tokens * (1 - step.kv_cache_usage)
-        self._write(engine.rules[Step], step, step.time)
-        engine.finished += step.finished
-        if len(engine.finished) >= WAITING:
-            self._settle(engine)
+    def _add_steps(self, steps: Sequence[Step], pause: Callable[[], None]) -> None:
+        by_engine: dict[tuple[str, str], list[Step]] = {}
+        for step in steps:
+            by_engine.setdefault((step.model, step.engine), []).append(step)
+        for name, own in by_engine.items():
+            engine = self._engine(*name)
+            for step in own:
+                _complete(step, engine)
+            self._write(engine.rules[Step], own, own[-1].time, pause)
+            if len(engine.finished) >= WAITING:
+                self._settle(engine, pause)
 
-    def _settle(self, engine: Engine) -> None:
+    def _settle(self, engine: Engine, pause: Callable[[], None] = lambda: None) -> None:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
-        for each in engine.rules[Finished] if requests else ():
-            try:
-                each.take_all(requests)
-            except Exception:  # noqa: BLE001 - one metric must not cost the others
-                self.error("collect", "Could not add to %s", each.family.metric.name)
+        if requests:
+            self._write(engine.rules[Finished], requests, requests[-1].time, pause)
 
-    def _add_facts(self, facts: Facts) -> None:
-        overrides = facts.buckets, self._settings.buckets
-        bounds = plan(facts.max_model_len, *overrides)
-        engine = self._engine(facts.model, facts.engine, bounds)
-        engine.kv_cache_tokens = facts.kv_cache_tokens
-        for metric in self._metrics:
-            if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
-                prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
-        self._write(engine.rules[Facts], facts, time.time())
-        if facts.kv_cache_tokens:
-            self._put(KV_FREE, engine.scope, (), facts.kv_cache_tokens)
+    def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
+        for facts in records:
+            bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
+            engine = self._engine(facts.model, facts.engine, bounds)
+            engine.kv_cache_tokens = facts.kv_cache_tokens
+            for metric in self._metrics:
+                if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
+                    prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
+            self._write(engine.rules[Facts], [facts], time.time(), pause)
+            if facts.kv_cache_tokens:
+                self._put(KV_FREE, engine.scope, (), facts.kv_cache_tokens)
 
-    def _add_sleep(self, sleep: Sleep) -> None:
-        engine = self._engine(sleep.model, sleep.engine)
-        engine.worked = None
-        self._write(engine.rules[Sleep], sleep, time.time())
+    def _add_sleeps(self, records: Sequence[Sleep], pause: Callable[[], None]) -> None:
+        for sleep in records:
+            engine = self._engine(sleep.model, sleep.engine)
+            engine.worked = None
+            self._write(engine.rules[Sleep], [sleep], time.time(), pause)
 
-    def _write(self, writers: Iterable[Writer], record: Any, now: float) -> None:
+    def _add_rejections(self, records: Sequence[Rejection], pause: Callable[[], None]) -> None:
+        for rejection in records:
+            rules = self._rules(rejection.model, "", self._bounds, Scope.MODEL)
+            self._write(rules[Rejection], [rejection], time.time(), pause)
+
+    def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
+        self._write(self._process, records, time.time(), pause)
+
+    def _write(self, writers: Iterable[Writer], records: Sequence[Any], now: float, pause: Callable[[], None]) -> None:
         for each in writers:
             try:
-                each.take(record, now)
-            except Exception:  # noqa: BLE001 - one metric must not cost the others
+                each.take(records, now)
+            except Exception:  # noqa: BLE001 - one metric, or one record, must not cost the others
+                self._write_apart(each, records, now)
+            pause()
+
+    def _write_apart(self, each: Writer, records: Sequence[Any], now: float) -> None:
+        for record in records:
+            try:
+                each.take([record], now)
+            except Exception:  # noqa: BLE001 - see above
                 self.error("collect", "Could not add to %s", each.family.metric.name)
 
     def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
@@ -186,9 +214,8 @@ class Collector:
         rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health)}
         for metric in self._in_scope(*scopes):
             scope = self._scope(metric, model, engine)
-            made = writer(self.store[metric], scope, bounds, exemplars=exemplars)
-            if made and metric.of:
-                rules[metric.of].append(made)
+            if metric.of is not None:
+                rules[metric.of] += writers(self.store[metric], scope, bounds, exemplars=exemplars)
         return rules
 
     def _in_scope(self, *scopes: Scope) -> Iterable[Metric[Any]]:

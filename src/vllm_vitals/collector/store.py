@@ -1,7 +1,7 @@
 """The state behind every exporter: a family for each metric, a cell for each label set, all bounded."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
@@ -61,24 +61,24 @@ class Family:
 
     def replace(self, scope: Key, values: Mapping[Any, float], time: float) -> None:
         """Set every series of a scope at once; series that are not named go away. Values beyond a cap add up."""
+        named = {own if isinstance(own, tuple) else (own,): value for own, value in values.items()}
+        self.drop(scope, keep=named)
         merged: dict[int, tuple[NumberCell, float]] = {}
-        for own, value in values.items():
-            cell = self.number(scope, own if isinstance(own, tuple) else (own,))
+        for own, value in named.items():
+            cell = self.number(scope, own)
             merged[id(cell)] = (cell, merged.get(id(cell), (cell, 0.0))[1] + value)
         for cell, value in merged.values():
             cell.set(value, time)
-        self.drop(scope, keep=merged.keys())
 
-    def drop(self, scope: Key, keep: Iterable[int] = ()) -> None:
-        """Remove the series of a scope, except the cells whose ids are kept, and free their labels' places."""
-        kept = set(keep)
-        gone = [key for key, cell in self.cells.items() if key[: len(scope)] == scope and id(cell) not in kept]
+    def drop(self, scope: Key, keep: Container[Key] = ()) -> None:
+        """Remove the series of a scope, except those of label values to keep, and free the others' places."""
+        first = len(scope)
+        gone = [key for key in self.cells if key[:first] == scope and key[first:] not in keep]
         for key in gone:
             del self.cells[key]
         if gone and isinstance(self.metric, Gauge):
-            first = len(self.metric.scope.value)
-            for position, label in enumerate(self.metric.labels):
-                self._seen[position] = {key[first + position] for key in self.cells} - {OTHER} | set(label.values)
+            for position, label in enumerate(self.metric.labels, first):
+                self._seen[position - first] = {key[position] for key in self.cells} - {OTHER} | set(label.values)
 
 
 class Store:

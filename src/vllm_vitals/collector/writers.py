@@ -1,8 +1,8 @@
 """How what a metric reads from a record reaches the store: one writer for each metric and scope."""
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import compress, product
 from typing import Any
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope
@@ -19,98 +19,105 @@ class Writer:
         self.scope = scope
         self.read = read
 
-    def take(self, record: Any, time: float) -> None:
-        """Take one record in; `time` is its Unix time."""
+    def take(self, records: Sequence[Any], time: float) -> None:
+        """Take records in, oldest first, all of them or, if it raises, none; `time` is the latest's Unix time."""
         raise NotImplementedError
-
-    def take_all(self, requests: Iterable[Finished]) -> None:
-        """Take many finished requests in."""
-        for request in requests:
-            self.take(request, request.time)
 
 
 class CounterWriter(Writer):
     """Adds; what is nothing makes no series."""
 
-    def take(self, record: Any, time: float) -> None:  # noqa: ARG002, D102
-        if value := self.read(record):
-            self.family.number(self.scope).add(value)
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        if values := list(filter(None, map(self.read, records))):
+            self.family.number(self.scope).add(*values)
 
 
 class LabelledCounterWriter(Writer):
     """Adds for each label value."""
 
-    def take(self, record: Any, time: float) -> None:  # noqa: ARG002, D102
-        for label, value in (self.read(record) or {}).items():
-            if value:
-                self.family.number(self.scope, _own(label)).add(value)
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        values: dict[Any, list[float]] = {}
+        for read in filter(None, map(self.read, records)):
+            for label, value in read.items():
+                if value:
+                    values.setdefault(label, []).append(value)
+        for label, each in values.items():
+            self.family.number(self.scope, _own(label)).add(*each)
 
 
 class GaugeWriter(Writer):
-    """Sets."""
+    """Sets to what the latest record says that says anything."""
 
-    def take(self, record: Any, time: float) -> None:  # noqa: D102
-        value = self.read(record)
-        if value is not None:
-            self.family.number(self.scope).set(value, time)
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: D102
+        for record in reversed(records):
+            value = self.read(record)
+            if value is not None:
+                self.family.number(self.scope).set(value, time)
+                return
 
 
 class LabelledGaugeWriter(Writer):
     """Sets all label values at once: those that are not named any more go away."""
 
-    def take(self, record: Any, time: float) -> None:  # noqa: D102
-        values = self.read(record)
-        if values is not None:
-            self.family.replace(self.scope, values, time)
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: D102
+        for record in reversed(records):
+            values = self.read(record)
+            if values is not None:
+                self.family.replace(self.scope, values, time)
+                return
 
 
 class HistogramWriter(Writer):
-    """Observes: one value, one for each label value, or an array of them."""
+    """Observes: a value of each record, or an array of them."""
 
     def __init__(
         self,
         family: Family,
         scope: Key,
-        metric: Histogram[Any],
+        read: Callable[[Any], Any],
         bounds: tuple[float, ...],
         exemplars: int,
+        label: Key = (),
     ) -> None:
-        super().__init__(family, scope, metric.read or (lambda _: None))
+        metric: Histogram[Any] = family.metric  # type: ignore[assignment]
+        super().__init__(family, scope, read)
+        self._label = label
         self._bounds = bounds
-        self._ceiling = metric.ceiling or (lambda _: None)
-        self._name = metric.name
-        self._labelled = bool(metric.labels)
+        self._ceiling = metric.ceiling
         self._exemplars = exemplars if metric.of is Finished and metric.unit == "s" else 0
         self._cells: dict[Any, HistogramCell] = {}
 
-    def take(self, record: Any, time: float) -> None:  # noqa: D102
-        value = self.read(record)
-        if value is None:
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        values = list(map(self.read, records))
+        if None in values:
+            records = [record for record, value in zip(records, values, strict=True) if value is not None]
+            values = [value for value in values if value is not None]
+        if not values:
             return
-        if isinstance(value, array):
-            if value:
-                self._cell(()).extend(value, self._ceiling(record))
-            return
-        most = self._ceiling(record)
-        for label, each in value.items() if self._labelled else (((), value),):
-            if most is not None and each > most:
-                self.family.rejects[self._name, "absurd"] += 1
-                continue
-            cell = self._cell(label)
-            cell.observe(each)
-            if self._exemplars and record.request_id:
-                cell.attach(Exemplar(record.request_id[: self._exemplars], each, time))
+        if isinstance(values[0], array):
+            self._extend(values, records[-1])
+        else:
+            self._observe(self._label, values, records)
 
-    def take_all(self, requests: Iterable[Finished]) -> None:  # noqa: D102
-        if self._labelled or self._exemplars:
-            super().take_all(requests)
-            return
-        read, ceiling = self.read, self._ceiling
-        pairs = [(value, ceiling(request)) for request in requests if (value := read(request)) is not None]
-        if pairs:
-            honest = [value for value, most in pairs if most is None or not value > most]
-            self.family.rejects[self._name, "absurd"] += len(pairs) - len(honest)
-            self._cell(()).extend(honest)
+    def _extend(self, values: Sequence["array[float]"], latest: Any) -> None:
+        if any(values):
+            most = self._ceiling(latest) if self._ceiling else None
+            cell = self._cell(self._label)
+            for each in values:
+                cell.extend(each, most)
+
+    def _observe(self, label: Any, values: Sequence[float], records: Sequence[Any]) -> None:
+        if self._ceiling:
+            ceilings = map(self._ceiling, records)
+            honest = [most is None or not value > most for value, most in zip(values, ceilings, strict=True)]
+            if not all(honest):
+                self.family.rejects[self.family.metric.name, "absurd"] += honest.count(False)
+                values, records = list(compress(values, honest)), list(compress(records, honest))
+        cell = self._cell(label)
+        cell.extend(array("d", values))
+        for value, record in zip(values, records, strict=True) if self._exemplars else ():
+            if record.request_id:
+                cell.attach(Exemplar(record.request_id[: self._exemplars], value, record.time))
 
     def _cell(self, label: Any) -> HistogramCell:
         cell = self._cells.get(label)
@@ -119,19 +126,48 @@ class HistogramWriter(Writer):
         return cell
 
 
-def writer(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], *, exemplars: int = 0) -> Writer | None:
-    """Return the writer of a family for one scope, `None` if the collector keeps the metric itself.
+class LabelledHistogramWriter(HistogramWriter):
+    """Observes a value of each record for each label value."""
+
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        found: dict[Any, tuple[list[float], list[Any]]] = {}
+        for record in records:
+            for label, value in (self.read(record) or {}).items():
+                values, own = found.setdefault(label, ([], []))
+                values.append(value)
+                own.append(record)
+        for label, (values, own) in found.items():
+            self._observe(label, values, own)
+
+
+def writers(
+    family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], *, exemplars: int = 0
+) -> Iterator[Writer]:
+    """Yield the writers of a family for one scope, none if the collector keeps the metric itself.
 
     `exemplars` is the most characters of one, 0 for none.
     """
     metric = family.metric
     if metric.of is None or metric.read is None:
-        return None
-    if isinstance(metric, Histogram):
-        return HistogramWriter(family, scope, metric, bounds[metric.buckets], exemplars)
-    if isinstance(metric, Gauge):
-        return (LabelledGaugeWriter if metric.labels else GaugeWriter)(family, scope, metric.read)
-    return (LabelledCounterWriter if metric.labels else CounterWriter)(family, scope, metric.read)
+        return
+    if not isinstance(metric, Histogram):
+        yield _PLAIN[metric.kind, bool(metric.labels)](family, scope, metric.read)
+        return
+    edges = bounds[metric.buckets]
+    if isinstance(metric.read, Mapping):
+        for label, read in metric.read.items():
+            yield HistogramWriter(family, scope, read, edges, exemplars, (label,))
+    else:
+        kind = LabelledHistogramWriter if metric.labels else HistogramWriter
+        yield kind(family, scope, metric.read, edges, exemplars)
+
+
+_PLAIN = {
+    ("counter", False): CounterWriter,
+    ("counter", True): LabelledCounterWriter,
+    ("gauge", False): GaugeWriter,
+    ("gauge", True): LabelledGaugeWriter,
+}
 
 
 def _own(label: Any) -> Key:

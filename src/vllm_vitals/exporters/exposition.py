@@ -78,7 +78,8 @@ class Renderer:
             if kept is None or kept.cell is not cell or kept.version != cell.version:
                 with self._store.lock:
                     reading = read(cell)
-                text = "".join(self._lines(family.metric, key, cell, reading)).encode()
+                lines = self._lines(family.metric, key, cell, reading)
+                text = "".join(lines).encode(errors="replace")  # a lone surrogate cannot be encoded
                 kept = self._kept[place] = Kept(cell, reading.version, text)
             yield kept.text
             pause()

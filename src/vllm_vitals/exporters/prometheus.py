@@ -1,17 +1,21 @@
 """The scrape endpoint: `/metrics` and `/healthz` on our own port, off vLLM's event loop."""
 
+import logging
 import socket
+import ssl
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIServer, make_server
 
-from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
-from prometheus_client.exposition import _SilentHandler
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.exporters.web import ScrapeApp
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.runtime import Runtime
 from vllm_vitals.settings import PrometheusSettings
 
@@ -25,6 +29,17 @@ class Handler(_SilentHandler):
     timeout = SLOWEST_CLIENT
 
 
+class Server(ThreadingWSGIServer):
+    """`prometheus_client`'s server with room for many clients, each of whom may misbehave without a word."""
+
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Say nothing of clients that hang up, stall or speak no TLS; anything else is logged once."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log_once(logging.ERROR, "A request of the scrape endpoint failed", traceback=True)
+
+
 class PrometheusExporter:
     """Listens, and keeps trying to while it cannot; serving never waits for it."""
 
@@ -33,7 +48,7 @@ class PrometheusExporter:
         self._settings = host.settings.prometheus
         self._host = host
         self._port = self._settings.port + rank if self._settings.port else 0
-        self._native_registry = native_registry
+        self._joined = VitalsCollector(host.collector) if self._settings.join_native else None
         self._servers: list[WSGIServer] = []
         self._stopped = threading.Event()
         self._app = ScrapeApp(host.collector, host.feed, native_registry if self._settings.include_native else None)
@@ -45,23 +60,31 @@ class PrometheusExporter:
 
     def start(self) -> None:
         """Begin listening, on another thread: even to look a host name up may take seconds."""
-        if self._settings.join_native:
-            REGISTRY.register(VitalsCollector(self._host.collector))
+        if self._joined:
+            REGISTRY.register(self._joined)
         threading.Thread(target=self._listen, name="vitals-prometheus", daemon=True).start()
 
     def stop(self) -> None:
-        """Close the sockets; requests in progress end with the process."""
+        """Close the sockets and leave vLLM's page; requests in progress end with the process."""
         self._stopped.set()
-        for server in self._servers:
-            # `shutdown` waits for the server to look up, up to half a second: not on our time.
-            threading.Thread(target=server.shutdown, daemon=True).start()
-            server.server_close()
+        if self._joined:
+            with suppress(KeyError):
+                REGISTRY.unregister(self._joined)
+        self._close()
 
     def abandon(self) -> None:
         """Close what a fork copied of the sockets, so that the port goes free with the parent."""
         self._stopped.set()
+        if self._joined:
+            self._joined.closed = True
         for server in self._servers:
             server.socket.close()
+
+    def _close(self) -> None:
+        for server in self._servers:
+            # `shutdown` waits for the server to look up, up to half a second: not on our time.
+            threading.Thread(target=server.shutdown, daemon=True).start()
+            server.server_close()
 
     def _listen(self) -> None:
         said = ""
@@ -78,6 +101,9 @@ class PrometheusExporter:
                     said = message
                 self._stopped.wait(self._settings.retry_interval)
                 continue
+            if self._stopped.is_set():
+                self._close()
+                return
             scheme = "https" if self._settings.tls_cert else "http"
             LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, self._settings.host, self.ports[0])
             return
@@ -89,32 +115,49 @@ def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[WSGI
     Raises:
         OSError: when the host is unknown, the port is taken, or a TLS file cannot be used.
     """
+    context = tls_context(settings)
     found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
     servers: list[WSGIServer] = []
     for address in addresses:
         try:
-            servers.append(_serve(settings, address, servers[0].server_port if servers else port, app))
+            servers.append(_bind(address, servers[0].server_port if servers else port, context, app))
         except OSError:
             # The first address must do; a second is a courtesy that not every container can have.
             if not servers:
                 raise
+    for server in servers:
+        threading.Thread(target=server.serve_forever, name="vitals-scrapes", daemon=True).start()
     return servers
 
 
-def _serve(settings: PrometheusSettings, address: str, port: int, app: ScrapeApp) -> WSGIServer:
-    server, _ = start_http_server(
-        port,
-        addr=address,
-        registry=CollectorRegistry(),
-        certfile=str(settings.tls_cert) if settings.tls_cert else None,
-        keyfile=str(settings.tls_key) if settings.tls_key else None,
-        client_cafile=str(settings.tls_client_ca) if settings.tls_client_ca else None,
-        client_auth_required=settings.tls_client_ca is not None,
-    )
-    if settings.tls_cert:
+def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
+    """Return the TLS side of the endpoint, `None` without TLS.
+
+    Raises:
+        OSError: when a file cannot be used; the message names it.
+    """
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise OSError(f"tls_cert={settings.tls_cert}, tls_key={settings.tls_key}: {error}") from error
+    if settings.tls_client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(settings.tls_client_ca)
+        except OSError as error:
+            raise OSError(f"tls_client_ca={settings.tls_client_ca}: {error}") from error
+    return context
+
+
+def _bind(address: str, port: int, context: ssl.SSLContext | None, app: ScrapeApp) -> WSGIServer:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    kind = type("Server", (Server,), {"address_family": family})
+    server: WSGIServer = make_server(address, port, app, kind, handler_class=Handler)
+    if context is not None:
         # Shake hands on the connection's own thread: a client that never does would block every other.
-        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
-    server.RequestHandlerClass = Handler
-    server.set_app(app)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     return server

@@ -23,6 +23,8 @@ class VitalsCollector(RegistryCollector):
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
+        self.closed = False
+        """Set in the child of a fork: it takes no lock, and then nothing is shown."""
 
     def describe(self) -> list[Metric]:
         """Return nothing: it spares the registry a collection when this is registered."""
@@ -30,6 +32,8 @@ class VitalsCollector(RegistryCollector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they are now."""
+        if self.closed:
+            return
         self._collector.refresh()
         for family in self._collector.store:
             with self._collector.store.lock:

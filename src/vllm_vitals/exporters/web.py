@@ -90,10 +90,13 @@ class ScrapeApp:
 
     def _health(self) -> Answer:
         silent = time.monotonic() - self._feed.drained
-        if self._feed.alive() and silent < SILENT_FEEDER:
+        if not self._feed.alive():
+            said = "the feeder has ended"
+        elif silent >= SILENT_FEEDER:
+            said = f"the feeder has not drained for {silent:.0f} s"
+        else:
             return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
-        body = f"the feeder has not drained for {silent:.0f} s\n".encode()
-        return "503 Service Unavailable", [("Content-Type", PLAIN)], body
+        return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{said}\n".encode()
 
 
 def _wanted(names: list[str]) -> Callable[[str], bool]:
@@ -137,24 +140,25 @@ def _native(family: Metric, *, openmetrics: bool) -> bytes:
 
 def prefers_openmetrics(accept: str) -> bool:
     """Tell whether an Accept header prefers OpenMetrics to Prometheus text."""
-    openmetrics = text = 0.0
-    for part in accept.split(","):
-        kind, *parameters = (word.strip().lower() for word in part.split(";"))
-        quality = _quality(parameters)
-        if kind == "application/openmetrics-text":
-            openmetrics = max(openmetrics, quality)
-        elif kind in ("text/plain", "text/*", "*/*") and (kind == "text/plain" or not text):
-            text = max(text, quality) if kind == "text/plain" else quality
+    given = _qualities(accept)
+    openmetrics = given.get("application/openmetrics-text", 0.0)
+    text = next((given[kind] for kind in ("text/plain", "text/*", "*/*") if kind in given), 0.0)
     return openmetrics > 0 and openmetrics >= text
 
 
 def accepts_gzip(header: str) -> bool:
     """Tell whether an Accept-Encoding header allows gzip."""
+    given = _qualities(header)
+    return given.get("gzip", given.get("*", 0.0)) > 0
+
+
+def _qualities(header: str) -> dict[str, float]:
+    """Return the best quality of each kind that a header names."""
+    given: dict[str, float] = {}
     for part in header.split(","):
-        coding, *parameters = (word.strip().lower() for word in part.split(";"))
-        if coding in ("gzip", "*"):
-            return _quality(parameters) > 0
-    return False
+        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+        given[kind] = max(given.get(kind, 0.0), _quality(parameters))
+    return given
 
 
 def _quality(parameters: list[str]) -> float:

@@ -4,13 +4,16 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.step import Health, Record, Step
+
+BATCH = 32
+"""Most steps that are read before they are added up together."""
 
 Read = Callable[[Any, Any, Any, Any, float, float], Step]
 """Takes the three stats, the engine, Unix time and clock; returns a Step."""
@@ -19,8 +22,8 @@ Read = Callable[[Any, Any, Any, Any, float, float], Step]
 class Sink(Protocol):
     """Where records go: the collector in this process, or the way to another."""
 
-    def add(self, record: Record) -> None:
-        """Take one record."""
+    def add(self, records: Sequence[Record], pause: Callable[[], None]) -> None:
+        """Take records, oldest first; `pause` is to be called between small pieces of work."""
 
 
 class Feed:
@@ -64,13 +67,15 @@ class Feed:
 
     def drain(self) -> None:
         """Take in everything that waits."""
-        pace = Pace()
+        pause = Pace().breathe
         with self._draining:
             for tap, read in self._sources:
-                for _ in range(len(tap.queue)):
-                    self._take(tap, read)
-                    pace.breathe()
-            self._report()
+                waiting = len(tap.queue)
+                while waiting > 0:
+                    batch = [self._take(tap, read, pause) for _ in range(min(waiting, BATCH))]
+                    self._sink.add([record for record in batch if record is not None], pause)
+                    waiting -= BATCH
+            self._report(pause)
             self.drained = time.monotonic()
 
     def stop(self, timeout: float = 1.0) -> None:
@@ -95,20 +100,21 @@ class Feed:
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
 
-    def _take(self, tap: Tap, read: Read) -> None:
+    def _take(self, tap: Tap, read: Read, pause: Callable[[], None]) -> Record | None:
+        pause()
         try:
             item = tap.queue.popleft()
-            if isinstance(item, tuple):
-                clock, scheduler, iteration, multimodal, engine = item
-                now = time.time() - (time.monotonic() - clock)
-                self._sink.add(read(scheduler, iteration, multimodal, engine, now, clock))
-            else:
-                self._sink.add(item)
+            if not isinstance(item, tuple):
+                return item
+            clock, scheduler, iteration, multimodal, engine = item
+            now = time.time() - (time.monotonic() - clock)
+            return read(scheduler, iteration, multimodal, engine, now, clock)
         except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next step counts again
             self._errors["read"] += 1
             log_once(logging.ERROR, "A step could not be read; the next one is", traceback=True)
+            return None
 
-    def _report(self) -> None:
+    def _report(self, pause: Callable[[], None]) -> None:
         """Tell the sink what the hooks and the feeder have been through since the last time."""
         health = Health()
         for tap, _ in self._sources:
@@ -123,7 +129,7 @@ class Feed:
         if health.dropped:
             LOGGER.warning("The feeder cannot keep up: %d records were dropped", health.dropped)
         if health.dropped or health.hook_time or health.errors:
-            self._sink.add(health)
+            self._sink.add([health], pause)
 
 
 def _shown(value: Any) -> str:

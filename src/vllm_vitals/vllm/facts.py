@@ -9,6 +9,8 @@ from vllm_vitals.catalog.engine import INFO_LABELS
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Facts
 
+NAN_CHECKS = ("VLLM_COMPUTE_NANS_IN_LOGITS", "VLLM_RAISE_ON_LOGIT_NANS")
+
 
 def at(config: Any, path: str) -> Any:
     """Return the attribute at a dotted path, `None` where a release has none."""
@@ -86,7 +88,7 @@ def _features(config: Any) -> dict[str, bool]:
         "mfu": bool(at(config, "observability_config.enable_mfu_metrics")),
         "kv_residency": bool(at(config, "observability_config.kv_cache_metrics")),
         "kv_consumer": bool(at(config, "kv_transfer_config.is_kv_consumer")),
-        "nan_check": os.environ.get("VLLM_COMPUTE_NANS_IN_LOGITS", "0") not in ("", "0"),
+        "nan_check": any(os.environ.get(name, "0") not in ("", "0") for name in NAN_CHECKS),
         "watermark": at(config, "watermark_config") is not None,
         "lora": at(config, "lora_config") is not None,
         "speculation": at(config, "speculative_config") is not None,

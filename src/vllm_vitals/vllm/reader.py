@@ -8,10 +8,18 @@ from array import array
 from enum import Enum
 from typing import Any
 
-from vllm_vitals.step import CacheUse, Evictions, Finished, Speculation, Step
-from vllm_vitals.vllm.fields import Complain, Fields, text
+from vllm_vitals.step import CLOCK_SLACK, CacheUse, Evictions, Finished, Speculation, Step
+from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
 FAILED = ("abort", "error")
+REQUEST_NUMBERS = (
+    "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
+)  # fmt: skip
+REQUEST_COUNTS = (
+    "num_prompt_tokens", "num_generation_tokens", "num_cached_tokens", "max_tokens_param", "num_preemptions",
+)  # fmt: skip
+QUEUES = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
+OUTPUTS = ("num_generation_tokens", "num_preempted_reqs", "num_corrupted_reqs")
 FETCH_STAGES = "num_kv_fetch_reqs_by_stage"
 
 
@@ -23,6 +31,9 @@ class Reader:
         self._model = model
         self._fields = Fields(complain)
         self._complain = complain
+        self._queues = Table(self._fields, ("kv_cache_usage",), QUEUES)
+        self._outputs = Table(self._fields, (), OUTPUTS)
+        self._request = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS)
         self._details = details
         self._pooling = pooling
 
@@ -41,10 +52,8 @@ class Reader:
 
     def _read_scheduler(self, step: Step, stats: Any) -> None:
         fields = self._fields
-        step.running = fields.count(stats, "num_running_reqs") or 0
-        step.waiting = fields.count(stats, "num_waiting_reqs") or 0
-        step.deferred = fields.count(stats, "num_skipped_waiting_reqs") or 0
-        step.kv_cache_usage = fields.number(stats, "kv_cache_usage")
+        step.kv_cache_usage, running, waiting, deferred = self._queues.read(stats)
+        step.running, step.waiting, step.deferred = running or 0, waiting or 0, deferred or 0
         step.prefix_cache = self._cache(fields.any(stats, "prefix_cache_stats"))
         self._read_external(step, fields.any(stats, "connector_prefix_cache_stats"))
         if step.prefix_cache and step.prefix_cache.hits:
@@ -124,12 +133,11 @@ class Reader:
     def _read_iteration(self, step: Step, stats: Any) -> None:
         fields = self._fields
         step.iterated = True
-        step.generation_tokens = fields.count(stats, "num_generation_tokens") or 0
+        generated, preempted, corrupted = self._outputs.read(stats)
+        step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
         self._read_prompt(step, stats)
         if not self._details:
             step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
-        step.preempted = fields.count(stats, "num_preempted_reqs") or 0
-        step.corrupted = fields.count(stats, "num_corrupted_reqs") or 0
         step.watermarks = self._watermarks(stats)
         step.inter_token_latencies = fields.numbers(stats, "inter_token_latencies_iter")
         step.first_token_latencies = fields.numbers(stats, "time_to_first_tokens_iter")
@@ -176,23 +184,21 @@ class Reader:
 
     def _finished(self, stats: Any, time: float) -> Finished:
         fields = self._fields
-        request = Finished(finish_reason(fields.any(stats, "finish_reason")), time)
-        request.duration = fields.number(stats, "e2e_latency")
-        request.queue = fields.number(stats, "queued_time")
-        request.prefill = fields.number(stats, "prefill_time")
-        request.decode = fields.number(stats, "decode_time")
-        request.inference = fields.number(stats, "inference_time")
-        request.input_tokens = fields.count(stats, "num_prompt_tokens")
-        request.output_tokens = fields.count(stats, "num_generation_tokens")
-        request.max_tokens = fields.count(stats, "max_tokens_param")
-        request.preemptions = fields.count(stats, "num_preemptions")
-        cached = fields.count(stats, "num_cached_tokens")
-        request.cached_tokens = None if cached is None else max(cached, 0)  # -1: was never scheduled
-        if request.output_tokens is not None and request.output_tokens > 1:
-            request.time_per_output_token = fields.number(stats, "mean_time_per_output_token")
+        reason = finish_reason(fields.any(stats, "finish_reason"))
+        duration, queue, prefill, decode, inference, per_token, given, made, cached, most, preempted = (
+            self._request.read(stats)
+        )
+        if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
+            queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
+        if cached is not None and cached < 0:
+            cached = 0  # it was never scheduled
+        if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
+            per_token = None
         request_id = fields.any(stats, "request_id")
-        request.request_id = request_id if isinstance(request_id, str) else None
-        return request
+        return Finished(
+            reason, time, duration, queue, prefill, decode, inference, per_token, given, made, cached, most, preempted,
+            request_id if isinstance(request_id, str) else None,
+        )  # fmt: skip
 
 
 def _forget_tokenless(request: Finished, first_tokens: "array[float]") -> None:

@@ -54,9 +54,10 @@ class Launch:
         return self.command.api_servers(self.release) if self.command else 1
 
     def origin(self, section: str, name: str) -> str:
-        """Return where a setting's value came from: a variable, a place in the file, or `default`."""
+        """Return where a setting's value came from, as words: a variable, a place in the file, or the default."""
         origins = self.outcome.origins if isinstance(self.outcome, Loaded) else {}
-        return origins.get((section, name)) or origins.get((section,)) or "default"
+        origin = origins.get((section, name)) or origins.get((section,))
+        return f"from {origin}" if origin else "the default"
 
 
 def _is_unknown(variable: str) -> bool:

@@ -15,8 +15,11 @@ def settings(launch: Launch) -> Iterator[Finding]:
     """Check the settings, and tell where each that is not a default came from."""
     outcome = launch.outcome
     if isinstance(outcome, Loaded):
-        told = [f"{'.'.join(path)} = {_value(outcome, path)} (from {origin})" for path, origin in _origins(outcome)]
-        yield ok("; ".join(told) if told else "all settings have their defaults")
+        told = [
+            f"{'.'.join(path)} = {reduce(_part, path, outcome.settings)} (from {origin})"
+            for path, origin in outcome.origins.items()
+        ]
+        yield ok("; ".join(told) if told else "every setting has its default")
     else:
         what_then = "vLLM will not start" if is_strict(launch.environ) else "vLLM will start without our metrics"
         for line in str(outcome).splitlines():
@@ -25,11 +28,5 @@ def settings(launch: Launch) -> Iterator[Finding]:
         yield warn(line, f"Correct the name or unset it. {DOCUMENTED}")
 
 
-def _origins(loaded: Loaded) -> Iterator[tuple[tuple[str, ...], str]]:
-    for path, origin in loaded.origins.items():
-        yield path, origin
-
-
-def _value(loaded: Loaded, path: tuple[str, ...]) -> Any:
-    value = reduce(lambda part, name: getattr(part, name, part), path, loaded.settings)
-    return value
+def _part(whole: Any, name: str) -> Any:
+    return whole[name] if isinstance(whole, dict) else getattr(whole, name)

@@ -1,0 +1,160 @@
+"""Checks of the scrape endpoint: can it listen, and can it be reached."""
+
+import errno
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+from vllm_vitals.cli.checks import holder
+from vllm_vitals.cli.checks.command import DEFAULT_PORT
+from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
+from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.checks.listening import addresses, listen
+from vllm_vitals.settings import PrometheusSettings
+
+HIGHEST = 65535
+ALLOWED = "VITALS_PROMETHEUS__PORT=N, from 0 to 65535"
+CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+def port(launch: Launch) -> Iterator[Finding]:
+    """Check that the port of every API server can be listened on, by listening on it."""
+    settings = _listening(launch)
+    if isinstance(settings, Finding):
+        yield settings
+        return
+    found = addresses(settings.host)
+    if isinstance(found, OSError):
+        yield _bad_host(launch, settings.host, found)
+    elif not settings.port:
+        yield warn(
+            "prometheus.port is 0: the system chooses a port, and a scraper cannot know which",
+            f"vLLM's log will tell it. For a fixed one set {ALLOWED}.",
+        )
+    else:
+        yield from _ports(launch, settings, found)
+
+
+def reach(launch: Launch) -> Iterator[Finding]:
+    """Tell from where the endpoint can be scraped."""
+    settings = _listening(launch)
+    found = OSError() if isinstance(settings, Finding) else addresses(settings.host)
+    if isinstance(settings, Finding) or isinstance(found, OSError):
+        yield skip("nothing listens")
+    elif not all(ip_address(address.partition("%")[0]).is_loopback for address in found):
+        guard = "with TLS" if settings.tls_cert else "unencrypted and without a password"
+        yield ok(f"{settings.host}: every machine that reaches this address can scrape it, {guard}")
+    else:
+        tell = warn if in_container(launch) else ok
+        where = "container or pod" if tell is warn else "machine"
+        yield tell(
+            f"prometheus.host is {settings.host} ({launch.origin('prometheus', 'host')}): only this {where} can scrape it",
+            "For a Prometheus elsewhere set VITALS_PROMETHEUS__HOST=0.0.0.0 (all addresses; :: for IPv6 too).",
+        )
+
+
+def in_container(launch: Launch) -> bool:
+    """Tell whether this looks like a container, where `localhost` is nobody else's."""
+    return "KUBERNETES_SERVICE_HOST" in launch.environ or any(mark.exists() for mark in CONTAINER_MARKS)
+
+
+def _listening(launch: Launch) -> PrometheusSettings | Finding:
+    settings = launch.prometheus
+    if settings is None:
+        return skip("the settings are wrong (see settings)")
+    if not settings.enabled:
+        return skip("prometheus.enabled is false: there is no scrape endpoint")
+    if launch.api_servers < 1:
+        return skip("no API server runs here, so nothing listens here")
+    return settings
+
+
+def _ports(launch: Launch, settings: PrometheusSettings, found: list[str]) -> Iterator[Finding]:
+    wanted = [settings.port + rank for rank in range(launch.api_servers)]
+    problems = [*_vllms_own(launch, wanted)]
+    for number in wanted:
+        problems += _problems(launch, settings, found, number)
+    if not problems:
+        span = f"port {wanted[0]}" if len(wanted) == 1 else f"ports {wanted[0]} to {wanted[-1]}"
+        problems = [ok(f"{span} of {settings.host} ({', '.join(found)}) can be listened on")]
+    yield from problems
+
+
+def _vllms_own(launch: Launch, wanted: list[int]) -> Iterator[Finding]:
+    theirs = (launch.command.port if launch.command else None) or DEFAULT_PORT
+    if theirs in wanted:
+        told = launch.command is not None
+        found = f"port {theirs} is {'the one' if told else 'by default the one'} that vLLM itself listens on"
+        yield (fail if told else warn)(found, f"Choose another: {ALLOWED}.")
+
+
+def _problems(launch: Launch, settings: PrometheusSettings, found: list[str], number: int) -> Iterator[Finding]:
+    if number > HIGHEST:
+        yield fail(
+            f"API server {number - settings.port} of {launch.api_servers} would need port {number}; the highest is {HIGHEST}",
+            f"Choose a lower one: {ALLOWED}.",
+        )
+        return
+    for address in found:
+        if error := listen(address, number):
+            first = address == found[0]
+            if first or error.errno == errno.EADDRINUSE:
+                yield _refused(launch, settings, address, number, error, essential=first)
+            if first:
+                return
+
+
+def _refused(
+    launch: Launch, settings: PrometheusSettings, address: str, number: int, error: OSError, *, essential: bool
+) -> Finding:
+    where = f"port {number} of {address} (prometheus.port, {launch.origin('prometheus', 'port')})"
+    if error.errno != errno.EADDRINUSE:
+        return _not_allowed(where, address, error)
+    if ours := holder.ask(address, number, tls=settings.tls_cert is not None):
+        return _ours(where, ours)
+    by = holder.process(number)
+    found = f"{where} is taken" + (f" by {by}" if by else "")
+    if essential:
+        return fail(found, f"Stop what holds it, or choose another: {ALLOWED}.{_free(address, settings.port, launch)}")
+    return warn(found, f"A scraper that tries {address} first will reach that one. Choose another: {ALLOWED}.")
+
+
+def _ours(where: str, ours: holder.Ourselves) -> Finding:
+    found = f"{where} already serves vllm-vitals {ours.version}"
+    if not ours.healthy:
+        return fail(
+            f"{found}, which is not well: {ours.said}",
+            "Search vLLM's log for errors of vllm-vitals; restarting vLLM starts it anew.",
+        )
+    return warn(
+        f"{found}, which is well",
+        f"That is as it should be if vLLM runs here now. A second vLLM on this machine needs another port: {ALLOWED}.",
+    )
+
+
+def _not_allowed(where: str, address: str, error: OSError) -> Finding:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return fail(
+            f"{where}: {address} is not an address of this machine",
+            "Set VITALS_PROMETHEUS__HOST to one that is: localhost, 0.0.0.0 or :: for all.",
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return fail(f"{where}: this user may not listen on it", f"Choose one above 1023: {ALLOWED}.")
+    return fail(f"{where} cannot be listened on: {os.strerror(error.errno or 0)}", f"Choose another: {ALLOWED}.")
+
+
+def _free(address: str, taken: int, launch: Launch) -> str:
+    """Return words that name the next port that is free, with as many after it as there are API servers."""
+    count = launch.api_servers
+    for number in range(taken + 1, min(taken + 100, HIGHEST + 2 - count)):
+        if all(listen(address, number + rank) is None for rank in range(count)):
+            return f" {number} is free."
+    return ""
+
+
+def _bad_host(launch: Launch, host: str, error: OSError) -> Finding:
+    return fail(
+        f"prometheus.host={host!r} ({launch.origin('prometheus', 'host')}) has no address: {error.strerror or error}",
+        "Set VITALS_PROMETHEUS__HOST to an address or name of this machine: localhost, 0.0.0.0 or :: for all.",
+    )

@@ -1,0 +1,69 @@
+"""The ways of recording a step that are compared, each as a function that returns its `record`."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import REGISTRY, generate_latest
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+from .engine import vllm_config
+from .naive_otel import NaiveOtelLogger
+
+Record = Callable[..., None]
+"""Called as vLLM calls a stat logger: (scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)."""
+
+Page = Callable[[], bytes]
+"""Renders everything there is, as Prometheus text."""
+
+
+def none(_engines: int, _port: int) -> Record:
+    """Record nothing: what the measurement itself costs."""
+
+    def record(scheduler: Any, iteration: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        pass
+
+    return record
+
+
+def builtin(engines: int, _port: int) -> Record:
+    """Use the Prometheus logger that vLLM brings along."""
+    logger = PrometheusStatLogger(vllm_config(), list(range(engines)))
+    logger.log_engine_initialized()
+    record: Record = logger.record
+    return record
+
+
+def otel(_engines: int, _port: int) -> Record:
+    """Write every value into an instrument of the OpenTelemetry SDK."""
+    return NaiveOtelLogger("bench").record
+
+
+def ours(engines: int, port: int) -> Record:
+    """Use the plugin of this project, with its scrape endpoint on `port`."""
+    # Imported here: the other candidates are measured without our package in the process.
+    from vllm_vitals.vllm.plugins import PrometheusVitals
+
+    os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "127.0.0.1"
+    os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = str(port)
+    logger = PrometheusVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))
+    logger.log_engine_initialized()
+    return logger.record
+
+
+def builtin_page() -> Page:
+    """Return what vLLM runs for a scrape, on its event loop."""
+    return lambda: generate_latest(REGISTRY)
+
+
+def ours_page() -> Page:
+    """Return what our endpoint runs for a scrape, without the pauses it makes for the event loop."""
+    from vllm_vitals.exporters.exposition import Renderer
+    from vllm_vitals.runtime import runtime
+
+    renderer = Renderer(runtime().collector.store, openmetrics=False)
+    return lambda: b"".join(renderer.render(lambda: None))
+
+
+CANDIDATES: dict[str, Callable[[int, int], Record]] = {"none": none, "builtin": builtin, "otel": otel, "ours": ours}
+PAGES: dict[str, Callable[[], Page]] = {"builtin": builtin_page, "ours": ours_page}

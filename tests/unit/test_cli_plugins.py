@@ -1,0 +1,123 @@
+"""Doctor: entry points, VLLM_PLUGINS and the Rust front end."""
+
+import sys
+
+import pytest
+
+from vllm_vitals.cli.checks import CHECKS
+from vllm_vitals.cli.checks.finding import Status
+from vllm_vitals.cli.checks.launch import Launch
+
+OURS = "vitals_prometheus"
+GROUP = "[vllm.stat_logger_plugins]"
+
+
+def look(check, environ=None):
+    return list(CHECKS[check](Launch(environ or {})))
+
+
+@pytest.fixture
+def distribution(tmp_path, monkeypatch):
+    """Return what puts a distribution with entry points before all others."""
+
+    def put(name, entry_points):
+        metadata = tmp_path / f"{name.replace('-', '_')}-9.9.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+        (metadata / "entry_points.txt").write_text(f"{GROUP}\n{entry_points}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return put
+
+
+def test_ours_is_registered_and_vllm_is_not_imported():
+    before = set(sys.modules)
+    findings = look("plugin")
+    assert findings[0].status is Status.OK
+    assert findings[0].found.startswith(f"{OURS} is registered")
+    assert not {name for name in set(sys.modules) - before if name.split(".")[0] == "vllm"}
+
+
+def test_others_are_listed(distribution):
+    distribution("other-stats", "other = other_stats:Logger")
+    told = look("plugin")[-1]
+    assert (told.status, "other (other-stats)" in told.found) == (Status.OK, True)
+
+
+def test_the_same_name_twice(distribution):
+    distribution("impostor", f"{OURS} = impostor:Logger")
+    warning = next(finding for finding in look("plugin") if finding.status is Status.WARN)
+    assert OURS in warning.found
+    assert "impostor" in warning.found
+    assert "vllm-vitals" in warning.found
+
+
+def test_a_target_that_cannot_be_found(distribution):
+    distribution("vllm-vitals", f"{OURS} = vllm_vitals.gone.away:Logger")
+    finding = look("plugin")[0]
+    assert finding.status is Status.FAIL
+    assert "vllm_vitals.gone.away:Logger" in finding.found
+
+
+def test_nothing_is_registered(distribution):
+    distribution("vllm-vitals", "")
+    finding = look("plugin")[0]
+    assert finding.status is Status.FAIL
+    assert "Install vllm-vitals" in finding.advice
+    assert look("vllm-plugins", {"VLLM_PLUGINS": "a"})[0].status is Status.SKIP
+
+
+@pytest.mark.parametrize("value", [None, OURS, f"a,{OURS}", f"{OURS},b"])
+def test_filter_that_lets_us_through(value):
+    (finding,) = look("vllm-plugins", {} if value is None else {"VLLM_PLUGINS": value})
+    assert (finding.status, finding.advice) == (Status.OK, "")
+
+
+def test_filter_without_us():
+    (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": "a,b"})
+    assert finding.status is Status.FAIL
+    assert f'Append ",{OURS}"' in finding.advice
+    assert f'VLLM_PLUGINS="a,b,{OURS}"' in finding.advice
+
+
+@pytest.mark.parametrize("value", [f"a, {OURS}", f"{OURS} ,a", f'"{OURS}",a', f"a,{OURS}\n"])
+def test_filter_with_a_blank_or_a_quote(value):
+    (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": value})
+    assert finding.status is Status.FAIL
+    assert "keeps blanks and quotes" in finding.found
+    assert 'VLLM_PLUGINS="' in finding.advice
+    good = finding.advice.split('"')[1]
+    assert set(good.split(",")) == {"a", OURS}
+
+
+def test_a_blank_in_somebody_elses_name():
+    (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": f"{OURS}, b"})
+    assert finding.status is Status.WARN
+    assert "' b'" in finding.found
+
+
+def test_empty_filter():
+    (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": ""})
+    assert finding.status is Status.FAIL
+    assert "no plugin at all" in finding.found
+    assert f'VLLM_PLUGINS="{OURS}"' in finding.advice
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+def test_python_front_end(value):
+    environ = {} if value is None else {"VLLM_USE_RUST_FRONTEND": value}
+    assert look("frontend", environ)[0].status is Status.OK
+
+
+@pytest.mark.parametrize("value", ["1", "2", "true"])
+def test_rust_front_end(value):
+    (finding,) = look("frontend", {"VLLM_USE_RUST_FRONTEND": value})
+    assert finding.status is Status.FAIL
+    assert "Unset VLLM_USE_RUST_FRONTEND" in finding.advice
+
+
+@pytest.mark.parametrize(("numbers", "status"), [((0, 21, 0), Status.OK), ((0, 22, 0), Status.FAIL)])
+def test_rust_front_end_before_there_was_one(numbers, status):
+    launch = Launch({"VLLM_USE_RUST_FRONTEND": "1"})
+    launch.release = numbers
+    assert next(CHECKS["frontend"](launch)).status is status

@@ -1,0 +1,138 @@
+"""Doctor: what a planned `vllm serve` means."""
+
+import shlex
+
+import pytest
+
+from vllm_vitals.cli.checks import CHECKS
+from vllm_vitals.cli.checks.command import CommandError, parse
+from vllm_vitals.cli.checks.finding import Status
+from vllm_vitals.cli.checks.launch import Launch
+
+
+def look(check, words="", environ=None):
+    return list(CHECKS[check](Launch(environ or {}, shlex.split(words))))
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("vllm serve m", 1),
+        ("vllm serve m --api-server-count 3", 3),
+        ("vllm serve m --api-server-count=3", 3),
+        ("vllm serve m --api_server_count 3", 3),
+        ("vllm serve m -asc 3", 3),
+        ("vllm serve m -dp 4", 4),
+        ("vllm serve m --data_parallel_size=4", 4),
+        ("vllm serve m -dp 4 -asc 2", 2),
+        ("vllm serve m -dp 4 -asc 1", 1),
+        ("vllm serve m -dp 4 --data-parallel-rank 1", 1),
+        ("vllm serve m -dp 4 -dpn 0", 1),
+        ("vllm serve m -dp 4 --data-parallel-external-lb", 1),
+        ("vllm serve m -dp 4 --data-parallel-multi-port-external-lb -dpl 2", 1),
+        ("vllm serve m -dp 4 --data-parallel-hybrid-lb --data-parallel-size-local 2", 2),
+        ("vllm serve m -dp 4 --no-data-parallel-hybrid-lb -dpl 2", 4),
+        ("vllm serve m -dp 4 --data-parallel-start-rank 2 -dpl 2", 2),
+        ("vllm serve m -dp 4 --enable-elastic-ep", 1),
+        ("vllm serve m --headless -dp 4", 0),
+        ("serve m --port 80 --max-model-len 100 -tp 2 -dpa 10.0.0.1 --served-model-name a b", 1),
+    ],
+)
+def test_how_many_api_servers(words, count):
+    assert parse(shlex.split(words)).api_servers((0, 33, 0)) == count
+
+
+def test_ranks_did_not_count_before_0_15():
+    assert parse(["-dp", "4"]).api_servers((0, 14, 1)) == 1
+    assert parse(["-dp", "4"]).api_servers((0, 15, 0)) == 4
+    assert parse(["-dp", "4"]).api_servers(None) == 4
+
+
+def test_vllms_own_file(tmp_path):
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: m\napi-server-count: 3\ndisable_log_stats: true\nheadless: false\nlora-modules: [a, b]\n")
+    told = parse(["serve", "--config", str(file)])
+    assert (told.api_server_count, told.disable_log_stats, told.headless) == (3, True, False)
+    assert parse(["serve", "--config", str(file), "-asc", "2"]).api_server_count == 2
+
+
+@pytest.mark.parametrize("words", [["-asc", "two"], ["--port"], ["--config", "/no/such/file.yaml"]])
+def test_a_command_line_that_cannot_be_read(words):
+    with pytest.raises(CommandError):
+        parse(words)
+    (finding,) = CHECKS["serve"](Launch({}, words))
+    assert finding.status is Status.FAIL
+    assert words[0].lstrip("-") in finding.found
+
+
+def test_no_command_line_tells_what_to_expect():
+    (finding,) = look("serve")
+    assert finding.status is Status.SKIP
+    for word in ("offline LLM", "--headless", "several API servers", "doctor -- vllm serve"):
+        assert word in finding.advice
+
+
+def test_one_server():
+    assert [finding.status for finding in look("serve", "vllm serve m")] == [Status.OK]
+
+
+def test_one_rank_of_several():
+    (finding,) = look("serve", "vllm serve m -dp 2 -dpn 1")
+    assert (finding.status, "prometheus.port of its own" in finding.advice) == (Status.OK, True)
+
+
+def test_headless():
+    (finding,) = look("serve", "vllm serve m --headless")
+    assert (finding.status, "head node" in finding.advice) == (Status.OK, True)
+    assert look("serve", "vllm serve m --headless --disable-log-stats")[1].status is Status.WARN
+    for check in ("port", "reach"):
+        assert look(check, "vllm serve m --headless")[0].status is Status.SKIP
+
+
+def test_several_servers():
+    (finding,) = look("serve", "vllm serve m -asc 3")
+    assert (finding.status, finding.found.startswith("3 API servers")) == (Status.OK, True)
+    assert "each shows the requests that it serves itself" in finding.advice
+
+
+def test_disabled_log_stats():
+    several = look("serve", "vllm serve m -asc 2 --disable-log-stats")[1]
+    assert (several.status, "Leave --disable-log-stats out" in several.advice) == (Status.WARN, True)
+    assert look("serve", "vllm serve m --disable-log-stats")[1].status is Status.OK
+
+
+def test_elastic_experts():
+    assert look("serve", "vllm serve m --enable-elastic-ep")[1].status is Status.WARN
+
+
+def test_one_supervisor_many_servers_one_port():
+    words = "vllm serve m -dp 2 -dpl 2 --data-parallel-multi-port-external-lb"
+    (finding,) = look("serve", words)
+    assert (finding.status, "VITALS_PROMETHEUS__PORT=0" in finding.advice) == (Status.FAIL, True)
+    assert look("serve", words, {"VITALS_PROMETHEUS__PORT": "0"})[0].status is Status.OK
+
+
+JOIN = {"VITALS_PROMETHEUS__JOIN_NATIVE": "true"}
+INCLUDE = {"VITALS_PROMETHEUS__INCLUDE_NATIVE": "true"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "status"),
+    [
+        ({}, "", Status.SKIP),
+        ({**JOIN, "VITALS_PROMETHEUS__ENABLED": "false"}, "", Status.SKIP),
+        ({"VITALS_PROMETHEUS__PORT": "x"}, "", Status.SKIP),
+        (JOIN, "", Status.OK),
+        (JOIN, "-asc 2", Status.WARN),
+        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.WARN),
+        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": ""}, "", Status.WARN),
+        ({"PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.SKIP),
+        (INCLUDE, "", Status.OK),
+        (INCLUDE, "-asc 2", Status.WARN),
+    ],
+)
+def test_native(environ, words, status):
+    (finding,) = look("native", words, environ)
+    assert finding.status is status
+    if status is Status.WARN:
+        assert "VITALS_PROMETHEUS__" in finding.advice

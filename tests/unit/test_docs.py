@@ -1,0 +1,77 @@
+"""The generated pages are fresh, and what they tell people to write works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vllm_vitals.catalog import CATALOG, Histogram
+from vllm_vitals.cli import metrics, settings
+from vllm_vitals.cli.settings import sections
+from vllm_vitals.configuration import STANDARD, load
+
+DOCS = Path(__file__).parents[2] / "docs"
+MAKERS = {"metrics": metrics.as_markdown, "settings": settings.as_markdown}
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def fenced(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", page("settings"), re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_page_is_fresh(name):
+    command = f"vllm-vitals {name} --markdown > docs/{name}.md"
+    assert page(name) == MAKERS[name](), f"docs/{name}.md is stale; run: {command}"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_tables_are_even(name):
+    """A pipe that is not escaped would shift every cell after it."""
+    for table in re.findall(r"(?:^\|.*\n)+", page(name), re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+
+
+def test_every_metric_is_on_its_page():
+    text = page("metrics")
+    for metric in CATALOG:
+        assert f"| `{metric.name}` | `{metric.prometheus}` |" in text
+        if isinstance(metric, Histogram):
+            assert f"| `{metric.buckets}` |" in text
+
+
+def test_every_setting_is_on_its_page():
+    text = page("settings")
+    for _, _, listed in sections():
+        for setting in listed:
+            assert f"| `{setting.variable}` | `{setting.key}` |" in text
+    for variable in STANDARD:
+        assert f"`{variable}`" in text
+
+
+def test_every_variable_on_the_page_is_read():
+    """The default, given as the page prints it, is taken and changes nothing."""
+    for _, _, listed in sections():
+        for setting in listed:
+            if setting.default != "not set":
+                loaded = load({setting.variable: setting.default})
+                assert loaded.origins == {setting.path: setting.variable}
+                assert loaded.settings == load({}).settings
+
+
+def test_the_two_examples_say_the_same(tmp_path):
+    file = tmp_path / "vitals.yaml"
+    file.write_text(fenced("yaml"))
+    words = [shlex.split(line)[1] for line in fenced("sh").splitlines()]
+    variables = dict(word.split("=", 1) for word in words)
+    by_file, by_variables = load({"VITALS_CONFIG": str(file)}), load(variables)
+    assert by_file.settings == by_variables.settings != load({}).settings
+    assert len(variables) == len(by_file.origins) == 5
+    assert yaml.safe_load(fenced("yaml"))["prometheus"]["port"] == by_variables.settings.prometheus.port
