@@ -4,6 +4,7 @@ Durations are seconds, times are Unix seconds, counts are plain numbers. `None` 
 means that this vLLM, or this step, did not say. Nothing here knows vLLM or any exporter.
 """
 
+import math
 from array import array
 
 from msgspec import Struct, field
@@ -42,7 +43,10 @@ class Evictions(Struct, frozen=True, gc=False):
 
 
 class Finished(Struct, gc=False):
-    """One finished request. With `n > 1` each of the n sequences finishes on its own."""
+    """One finished request. With `n > 1` each of the n sequences finishes on its own.
+
+    `most` is the number of seconds that none of its phases can exceed.
+    """
 
     reason: str
     time: float = 0.0
@@ -58,6 +62,11 @@ class Finished(Struct, gc=False):
     max_tokens: int | None = None
     preemptions: int | None = None
     request_id: str | None = None
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.duration is not None:
+            self.most = self.duration + CLOCK_SLACK
 
 
 class Step(Struct, gc=False):

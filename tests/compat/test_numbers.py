@@ -20,7 +20,7 @@ from vllm_vitals import runtime
 from vllm_vitals.exporters.registry import VitalsCollector
 
 INVENTED = {
-    "cut_off": {"vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
+    "cut_off": {"vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
                 "vllm:request_inference_time_seconds", "vllm:request_decode_time_seconds"},
     "engine_without_stats": {"vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
                              "vllm:request_inference_time_seconds"},

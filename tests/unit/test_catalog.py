@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Histogram, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES
+from vllm_vitals.catalog.metric import reader
 from vllm_vitals.catalog.names import UNITS
 from vllm_vitals.step import Facts, Finished, Health, Rejection, Sleep, Step
 from vllm_vitals.vllm.facts import _features
@@ -195,13 +196,19 @@ def test_native_names_exist_in_vllm() -> None:
 def readings(metric: Metric[Any]) -> list[Any]:
     """Return what a metric reads from an empty record; some have one way to read for each label value."""
     reads = metric.read.values() if isinstance(metric.read, Mapping) else [metric.read]
-    return [read(EMPTY[metric.of]) for read in reads]
+    return [reader(read)(EMPTY[metric.of]) for read in reads]
 
 
 def test_reading_an_empty_record_says_nothing_that_is_not_zero() -> None:
     always = ("vllm.requests.finished", "vllm.engine.info")
     read = [metric for metric in CATALOG if metric.of not in (None, Sleep, Rejection) and metric.name not in always]
     assert not broken(lambda m: not any(readings(m)), read)
+
+
+def test_ceilings_can_be_read() -> None:
+    with_ceiling = [metric for metric in CATALOG if isinstance(metric, Histogram) and metric.ceiling]
+    assert with_ceiling
+    assert not broken(lambda m: reader(m.ceiling)(EMPTY[m.of]) > 0, with_ceiling)
 
 
 def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:

@@ -27,16 +27,16 @@ def _adapters(step: Step) -> dict[tuple[str, str], float] | None:
 
 KV_USAGE = Gauge(
     "vllm.kv_cache.usage", "1", "Share of the KV-cache blocks that requests hold at the latest step.",
-    of=Step, read=lambda s: s.kv_cache_usage, initial=0.0, momentary=True, limit=1.0,
+    of=Step, read="kv_cache_usage", initial=0.0, momentary=True, limit=1.0,
     native="vllm:kv_cache_usage_perc",
 )  # fmt: skip
 KV_CAPACITY = Gauge(
     "vllm.kv_cache.capacity", "{token}", "Tokens that the KV cache of one engine holds.",
-    of=Facts, read=lambda f: f.kv_cache_tokens,
+    of=Facts, read="kv_cache_tokens",
 )  # fmt: skip
 KV_FREE = Gauge(
     "vllm.kv_cache.free", "{token}", "Tokens that still fit in the KV cache: capacity times the unused share.",
-    of=Step, read=lambda s: s.kv_cache_free, momentary=True,
+    of=Step, read="kv_cache_free", momentary=True,
 )  # fmt: skip
 PREFIX_QUERIES = Counter(
     "vllm.prefix_cache.queried_tokens", "{token}",

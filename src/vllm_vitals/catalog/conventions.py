@@ -1,7 +1,6 @@
 """The OpenTelemetry conventions for generative-AI servers (status: Development)."""
 
 from vllm_vitals.catalog.metric import LONGEST, Histogram, Label, Scope
-from vllm_vitals.catalog.requests import longest_phase
 from vllm_vitals.step import Finished
 
 FAILED = ("error",)
@@ -36,7 +35,7 @@ GEN_AI_PER_TOKEN = Histogram(
     "gen_ai.server.time_per_output_token", "s",
     "Mean time per output token after the first of a successful request.",
     of=Finished, scope=Scope.CONVENTION, buckets="gen_ai_time_per_output_token", limit=LONGEST,
-    read=lambda r: None if r.reason in UNFINISHED else r.time_per_output_token, ceiling=longest_phase,
+    read=lambda r: None if r.reason in UNFINISHED else r.time_per_output_token, ceiling="most",
 )  # fmt: skip
 
 CONVENTIONS = (GEN_AI_DURATION, GEN_AI_FIRST_TOKEN, GEN_AI_PER_TOKEN)

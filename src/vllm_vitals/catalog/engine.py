@@ -24,7 +24,7 @@ INFO = Gauge(
 )  # fmt: skip
 RUNNING = Gauge(
     "vllm.engine.requests.running", "{request}", "Requests in the batch at the latest step.",
-    of=Step, read=lambda s: s.running, initial=0.0, momentary=True, native="vllm:num_requests_running",
+    of=Step, read="running", initial=0.0, momentary=True, native="vllm:num_requests_running",
 )  # fmt: skip
 WAITING = Gauge(
     "vllm.engine.requests.waiting", "{request}",
@@ -37,11 +37,11 @@ WAITING = Gauge(
 )  # fmt: skip
 LIMIT = Gauge(
     "vllm.engine.requests.limit", "{request}", "Most requests in one batch (max_num_seqs).",
-    of=Facts, read=lambda f: f.max_num_seqs,
+    of=Facts, read="max_num_seqs",
 )  # fmt: skip
 TOKEN_LIMIT = Gauge(
     "vllm.engine.step_tokens.limit", "{token}", "Most tokens in one step (max_num_batched_tokens).",
-    of=Facts, read=lambda f: f.max_num_batched_tokens,
+    of=Facts, read="max_num_batched_tokens",
 )  # fmt: skip
 KV_FETCH = Gauge(
     "vllm.engine.requests.kv_fetch", "{request}", "Waiting requests by stage of their asynchronous KV load.",
@@ -58,17 +58,17 @@ SLEEP = Gauge(
 STARTUP = Gauge(
     "vllm.engine.startup.duration", "s",
     "From the start of the serving process until its engines were ready.",
-    of=Facts, read=lambda f: f.startup,
+    of=Facts, read="startup",
 )  # fmt: skip
 
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
     "Time between two steps of an engine that had requests left after the first of them.",
-    of=Step, read=lambda s: s.interval, buckets="step",
+    of=Step, read="interval", buckets="step",
 )  # fmt: skip
 STEP_DURATION = Histogram(
     "vllm.step.duration", "s", "Time the engine spent on a step, as vLLM's iteration details report it.",
-    of=Step, read=lambda s: s.duration, buckets="step", needs="iteration_details", since="0.26.0",
+    of=Step, read="duration", buckets="step", needs="iteration_details", since="0.26.0",
 )  # fmt: skip
 STEP_TOKENS = Histogram(
     "vllm.step.tokens", "{token}",
@@ -81,21 +81,21 @@ SCHEDULED_TOKENS = Counter(
     "vllm.step.scheduled_tokens", "{token}",
     "Tokens that steps worked on: from vLLM's iteration details where they are enabled, else computed "
     "prompt tokens (counted at the end of a prefill) and generated tokens.",
-    of=Step, read=lambda s: s.scheduled_tokens, labels=(Label("phase", ("prefill", "decode")),),
+    of=Step, read="scheduled_tokens", labels=(Label("phase", ("prefill", "decode")),),
 )  # fmt: skip
 GRAPH_TOKENS = Counter(
     "vllm.cuda_graph.tokens", "{token}", "Tokens run through the model, with and without CUDA-graph padding.",
-    of=Step, read=lambda s: s.graph_tokens, labels=(Label("kind", ("padded", "unpadded")),),
+    of=Step, read="graph_tokens", labels=(Label("kind", ("padded", "unpadded")),),
     needs="cudagraph", since="0.13.0",
 )  # fmt: skip
 FLOPS = Counter(
     "vllm.perf.flops", "{operation}", "Floating-point operations per GPU, as vLLM estimates them.",
-    of=Step, read=lambda s: s.flops, needs="mfu", since="0.14.0",
+    of=Step, read="flops", needs="mfu", since="0.14.0",
     native="vllm:estimated_flops_per_gpu_total",
 )  # fmt: skip
 MEMORY_TRAFFIC = Counter(
     "vllm.perf.memory_traffic", "By", "Bytes moved to and from GPU memory per GPU, as vLLM estimates them.",
-    of=Step, read=lambda s: s.memory_traffic, labels=(Label("direction", ("read", "write")),),
+    of=Step, read="memory_traffic", labels=(Label("direction", ("read", "write")),),
     needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ STEPS = Counter(
 )  # fmt: skip
 DROPPED = Counter(
     "vitals.steps.dropped", "{step}", "Records lost because the queue between vLLM and the feeder was full.",
-    of=Health, read=lambda h: h.dropped, scope=Scope.PROCESS,
+    of=Health, read="dropped", scope=Scope.PROCESS,
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(
     "vitals.values.rejected", "{value}", "Values that cannot be true and were left out of a metric.",
@@ -27,14 +27,14 @@ REJECTED: Counter[Any] = Counter(
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",
-    of=Health, read=lambda h: h.errors, scope=Scope.PROCESS,
+    of=Health, read="errors", scope=Scope.PROCESS,
     labels=(Label("stage", ("hook", "read", "collect", "export"),
                   help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. "
                        "collect: adding a step up. export: serving or sending"),),
 )  # fmt: skip
 HOOK_TIME = Counter(
     "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin's hooks.",
-    of=Health, read=lambda h: h.hook_time, scope=Scope.PROCESS,
+    of=Health, read="hook_time", scope=Scope.PROCESS,
 )  # fmt: skip
 STEP_AGE: Gauge[Any] = Gauge("vitals.step.age", "s", "Time since the engine's latest step, or since it was started.")
 EXPORTS: Counter[Any] = Counter(

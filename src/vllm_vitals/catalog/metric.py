@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from vllm_vitals.catalog.names import prometheus_label, prometheus_name, prometheus_unit
@@ -29,6 +30,11 @@ class Scope(Enum):
     PROCESS = ()
 
 
+def reader(read: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
+    """Return what reads a value from a record: a field's name stands for reading that field."""
+    return attrgetter(read) if isinstance(read, str) else read
+
+
 @dataclass(frozen=True)
 class Label:
     """A label beside those of the scope; `values` exist from the start, the rest is capped."""
@@ -43,6 +49,8 @@ class Label:
 class Metric(Generic[R]):
     """One metric. `of` is the record type it is read from; `None`: the collector keeps it itself.
 
+    `read` is a function of the record, or the name of a field of it.
+
     `native` names the vLLM metric that means the same, `needs` the engine feature without which
     there is no series, `since` the first vLLM that reports it.
     """
@@ -51,7 +59,7 @@ class Metric(Generic[R]):
     unit: str
     help: str
     of: type[R] | None = None
-    read: Callable[[R], Any] | None = None
+    read: Callable[[R], Any] | str | None = None
     labels: tuple[Label, ...] = ()
     scope: Scope = Scope.ENGINE
     native: str = ""
@@ -86,7 +94,7 @@ class Metric(Generic[R]):
 class Counter(Metric[R]):
     """A sum that only grows; `read` gives what one record adds."""
 
-    read: Callable[[R], Reading] | None = None
+    read: Callable[[R], Reading] | str | None = None
 
     kind = "counter"
 
@@ -98,7 +106,7 @@ class Gauge(Metric[R]):
     `initial` is the value before the first record, `None` when there is none to tell.
     """
 
-    read: Callable[[R], Reading] | None = None
+    read: Callable[[R], Reading] | str | None = None
     initial: float | None = None
     momentary: bool = False
 
@@ -113,8 +121,8 @@ class Histogram(Metric[R]):
     reads for each label value apart. `ceiling` gives, from the record, what a value cannot honestly exceed.
     """
 
-    read: Callable[[R], Readings] | Mapping[str, Callable[[R], float | None]] | None = None  # type: ignore[assignment]
+    read: Callable[[R], Readings] | str | Mapping[str, Callable[[R], float | None] | str] | None = None  # type: ignore[assignment]
     buckets: str = ""
-    ceiling: Callable[[R], float | None] | None = None
+    ceiling: Callable[[R], float] | str | None = None
 
     kind = "histogram"

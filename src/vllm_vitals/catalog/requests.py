@@ -11,11 +11,6 @@ def lifetime(step: Step) -> float:
     return step.age + CLOCK_SLACK
 
 
-def longest_phase(request: Finished) -> float | None:
-    """Return the seconds that no phase of this request can exceed."""
-    return None if request.duration is None else request.duration + CLOCK_SLACK
-
-
 def frontend(request: Finished) -> float | None:
     """Return the seconds spent outside the engine: tokenising, transport, detokenising."""
     if request.duration is None or request.queue is None or request.inference is None:
@@ -23,27 +18,27 @@ def frontend(request: Finished) -> float | None:
     return max(request.duration - request.queue - request.inference, 0.0)
 
 
-PHASES: dict[str, Callable[[Finished], float | None]] = {
-    "queue": lambda r: r.queue,
-    "prefill": lambda r: r.prefill,
-    "decode": lambda r: r.decode,
+PHASES: dict[str, Callable[[Finished], float | None] | str] = {
+    "queue": "queue",
+    "prefill": "prefill",
+    "decode": "decode",
     "frontend": frontend,
 }
 
 PROMPT_TOKENS = Counter(
     "vllm.tokens.prompt", "{token}", "Prompt tokens of requests whose prefill is done, by where they came from.",
-    of=Step, read=lambda s: s.prompt_tokens, native="vllm:prompt_tokens_by_source",
+    of=Step, read="prompt_tokens", native="vllm:prompt_tokens_by_source",
     labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"),
                   help="`unknown` before vLLM 0.16.0, which does not tell"),),
 )  # fmt: skip
 CACHED_TOKENS = Counter(
     "vllm.tokens.prompt_cached", "{token}", "Prompt tokens found in a cache when scheduled, by cache tier.",
-    of=Step, read=lambda s: s.cached_by_source, native="vllm:prompt_tokens_cached_by_source",
+    of=Step, read="cached_by_source", native="vllm:prompt_tokens_cached_by_source",
     labels=(Label("source", ("device",), help="device, or a tier of the KV connector since vLLM 0.32.0"),),
 )  # fmt: skip
 GENERATION_TOKENS = Counter(
     "vllm.tokens.generation", "{token}", "Tokens generated.",
-    of=Step, read=lambda s: s.generation_tokens, native="vllm:generation_tokens",
+    of=Step, read="generation_tokens", native="vllm:generation_tokens",
 )  # fmt: skip
 
 FINISHED = Counter(
@@ -60,15 +55,15 @@ REJECTED = Counter(
 )  # fmt: skip
 PREEMPTED = Counter(
     "vllm.requests.preempted", "{request}", "Preemptions: a request lost its KV cache and must be recomputed.",
-    of=Step, read=lambda s: s.preempted, native="vllm:num_preemptions",
+    of=Step, read="preempted", native="vllm:num_preemptions",
 )  # fmt: skip
 CORRUPTED = Counter(
     "vllm.requests.corrupted", "{request}", "Finished requests that had NaNs in their logits.",
-    of=Step, read=lambda s: s.corrupted, needs="nan_check", native="vllm:corrupted_requests",
+    of=Step, read="corrupted", needs="nan_check", native="vllm:corrupted_requests",
 )  # fmt: skip
 WATERMARKED = Counter(
     "vllm.requests.watermarked", "{request}", "Finished requests by watermark status.",
-    of=Step, read=lambda s: s.watermarks, needs="watermark", since="0.32.0", native="vllm:watermark_requests",
+    of=Step, read="watermarks", needs="watermark", since="0.32.0", native="vllm:watermark_requests",
     labels=(Label("status", ("watermarked", "skipped", "not_watermarked")),),
 )  # fmt: skip
 
@@ -76,34 +71,34 @@ TIME_TO_FIRST_TOKEN = Histogram(
     "vllm.request.time_to_first_token", "s",
     "From a request's arrival to its first token, observed when that token comes. A request that ends without "
     "a token is not observed.",
-    of=Step, read=lambda s: s.first_token_latencies, buckets="time_to_first_token", limit=LONGEST,
+    of=Step, read="first_token_latencies", buckets="time_to_first_token", limit=LONGEST,
     ceiling=lifetime, native="vllm:time_to_first_token_seconds",
 )  # fmt: skip
 INTER_TOKEN_LATENCY = Histogram(
     "vllm.request.inter_token_latency", "s", "Time between two outputs of a request, observed at every output.",
-    of=Step, read=lambda s: s.inter_token_latencies, buckets="inter_token_latency", limit=LONGEST,
+    of=Step, read="inter_token_latencies", buckets="inter_token_latency", limit=LONGEST,
     ceiling=lifetime, native="vllm:inter_token_latency_seconds",
 )  # fmt: skip
 MEAN_TIME_PER_OUTPUT_TOKEN = Histogram(
     "vllm.request.mean_time_per_output_token", "s",
     "A finished request's decode time over its tokens after the first; needs two tokens.",
-    of=Finished, read=lambda r: r.time_per_output_token, buckets="inter_token_latency", limit=LONGEST,
-    ceiling=longest_phase, native="vllm:request_time_per_output_token_seconds",
+    of=Finished, read="time_per_output_token", buckets="inter_token_latency", limit=LONGEST,
+    ceiling="most", native="vllm:request_time_per_output_token_seconds",
 )  # fmt: skip
 DURATION = Histogram(
     "vllm.request.duration", "s", "From a request's arrival to its last token.",
-    of=Finished, read=lambda r: r.duration, buckets="request_latency", limit=LONGEST,
+    of=Finished, read="duration", buckets="request_latency", limit=LONGEST,
     native="vllm:e2e_request_latency_seconds",
 )  # fmt: skip
 INFERENCE_DURATION = Histogram(
     "vllm.request.inference.duration", "s",
     "From the first time a request is scheduled to its last token: prefill and decode.",
-    of=Finished, read=lambda r: r.inference, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
+    of=Finished, read="inference", buckets="request_latency", limit=LONGEST, ceiling="most",
     native="vllm:request_inference_time_seconds",
 )  # fmt: skip
 PHASE_DURATION = Histogram(
     "vllm.request.phase.duration", "s", "Time of a finished request by phase; the phases add up to its duration.",
-    of=Finished, read=PHASES, buckets="request_latency", limit=LONGEST, ceiling=longest_phase,
+    of=Finished, read=PHASES, buckets="request_latency", limit=LONGEST, ceiling="most",
     labels=(Label("phase", tuple(PHASES),
                   help="queue: until first scheduled. prefill: until the first token. decode: until the last. "
                        "frontend: the rest, spent outside the engine"),),
@@ -111,16 +106,16 @@ PHASE_DURATION = Histogram(
 )  # fmt: skip
 INPUT_TOKENS = Histogram(
     "vllm.request.input_tokens", "{token}", "Prompt tokens of a finished request.",
-    of=Finished, read=lambda r: r.input_tokens, buckets="request_tokens", native="vllm:request_prompt_tokens",
+    of=Finished, read="input_tokens", buckets="request_tokens", native="vllm:request_prompt_tokens",
 )  # fmt: skip
 OUTPUT_TOKENS = Histogram(
     "vllm.request.output_tokens", "{token}", "Tokens generated for a finished sequence.",
-    of=Finished, read=lambda r: r.output_tokens, buckets="request_tokens",
+    of=Finished, read="output_tokens", buckets="request_tokens",
     native="vllm:request_generation_tokens",
 )  # fmt: skip
 REQUEST_CACHED_TOKENS = Histogram(
     "vllm.request.cached_tokens", "{token}", "Prompt tokens of a finished request that came from a cache.",
-    of=Finished, read=lambda r: r.cached_tokens, buckets="request_tokens", since="0.13.0",
+    of=Finished, read="cached_tokens", buckets="request_tokens", since="0.13.0",
 )  # fmt: skip
 COMPUTED_TOKENS = Histogram(
     "vllm.request.computed_tokens", "{token}", "Prompt tokens of a finished request that were not in a cache.",
@@ -136,16 +131,16 @@ MAX_TOKENS = Histogram(
 )  # fmt: skip
 LONGEST_OUTPUT = Histogram(
     "vllm.request.longest_output", "{token}", "Tokens of the longest of a finished request's `n` sequences.",
-    of=Step, read=lambda s: s.longest_outputs, buckets="request_tokens",
+    of=Step, read="longest_outputs", buckets="request_tokens",
     native="vllm:request_max_num_generation_tokens",
 )  # fmt: skip
 SEQUENCES_ASKED = Histogram(
     "vllm.request.n", "{sequence}", "The `n` that a finished request asked for.",
-    of=Step, read=lambda s: s.sequences_asked, buckets="request_params_n", native="vllm:request_params_n",
+    of=Step, read="sequences_asked", buckets="request_params_n", native="vllm:request_params_n",
 )  # fmt: skip
 REQUEST_PREEMPTIONS = Histogram(
     "vllm.request.preemptions", "{preemption}", "How often a finished request was preempted.",
-    of=Finished, read=lambda r: r.preemptions, buckets="request_num_preemptions", since="0.30.0",
+    of=Finished, read="preemptions", buckets="request_num_preemptions", since="0.30.0",
     native="vllm:request_num_preemptions",
 )  # fmt: skip
 

@@ -3,9 +3,10 @@
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, product
+from operator import gt
 from typing import Any
 
-from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope
+from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope, reader
 from vllm_vitals.collector.cells import Exemplar, HistogramCell
 from vllm_vitals.collector.store import Family
 from vllm_vitals.step import Finished
@@ -14,10 +15,10 @@ from vllm_vitals.step import Finished
 class Writer:
     """Reads one metric from records and writes it into the series of one scope."""
 
-    def __init__(self, family: Family, scope: Key, read: Callable[[Any], Any]) -> None:
+    def __init__(self, family: Family, scope: Key, read: Callable[[Any], Any] | str) -> None:
         self.family = family
         self.scope = scope
-        self.read = read
+        self.read = reader(read)
 
     def take(self, records: Sequence[Any], time: float) -> None:
         """Take records in, oldest first, all of them or, if it raises, none; `time` is the latest's Unix time."""
@@ -74,7 +75,7 @@ class HistogramWriter(Writer):
         self,
         family: Family,
         scope: Key,
-        read: Callable[[Any], Any],
+        read: Callable[[Any], Any] | str,
         bounds: tuple[float, ...],
         exemplars: int,
         label: Key = (),
@@ -83,7 +84,7 @@ class HistogramWriter(Writer):
         super().__init__(family, scope, read)
         self._label = label
         self._bounds = bounds
-        self._ceiling = metric.ceiling
+        self._ceiling = reader(metric.ceiling) if metric.ceiling else None
         self._exemplars = exemplars if metric.of is Finished and metric.unit == "s" else 0
         self._cells: dict[Any, HistogramCell] = {}
 
@@ -107,12 +108,10 @@ class HistogramWriter(Writer):
                 cell.extend(each, most)
 
     def _observe(self, label: Any, values: Sequence[float], records: Sequence[Any]) -> None:
-        if self._ceiling:
-            ceilings = map(self._ceiling, records)
-            honest = [most is None or not value > most for value, most in zip(values, ceilings, strict=True)]
-            if not all(honest):
-                self.family.rejects[self.family.metric.name, "absurd"] += honest.count(False)
-                values, records = list(compress(values, honest)), list(compress(records, honest))
+        if self._ceiling and any(map(gt, values, map(self._ceiling, records))):
+            honest = [not value > most for value, most in zip(values, map(self._ceiling, records), strict=True)]
+            self.family.rejects[self.family.metric.name, "absurd"] += honest.count(False)
+            values, records = list(compress(values, honest)), list(compress(records, honest))
         cell = self._cell(label)
         cell.extend(array("d", values))
         for value, record in zip(values, records, strict=True) if self._exemplars else ():

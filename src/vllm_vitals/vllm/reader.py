@@ -185,7 +185,7 @@ class Reader:
     def _finished(self, stats: Any, time: float) -> Finished:
         fields = self._fields
         reason = finish_reason(fields.any(stats, "finish_reason"))
-        duration, queue, prefill, decode, inference, per_token, given, made, cached, most, preempted = (
+        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted = (
             self._request.read(stats)
         )
         if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
@@ -196,7 +196,7 @@ class Reader:
             per_token = None
         request_id = fields.any(stats, "request_id")
         return Finished(
-            reason, time, duration, queue, prefill, decode, inference, per_token, given, made, cached, most, preempted,
+            reason, time, duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted,
             request_id if isinstance(request_id, str) else None,
         )  # fmt: skip
 
