@@ -36,7 +36,9 @@ NEWEST = list(FOUND.values())[-1]
 @nox.session(python=NEWEST)
 def lint(session: nox.Session) -> None:
     """Check style and types."""
-    session.install("-e", ".", "mypy>=1.11", "ruff>=0.6", "types-PyYAML", "nox")
+    session.install(
+        "-e", ".", "mypy>=1.11", "ruff>=0.6", "nox", "types-PyYAML", "types-grpcio", "types-protobuf", "types-requests"
+    )
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")

@@ -7,16 +7,18 @@ the YAML or TOML file that `VITALS_CONFIG` names, the default.
 import difflib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from vllm_vitals import standard
 from vllm_vitals.settings import Section, Settings
+from vllm_vitals.standard import Path_
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,17 +27,22 @@ else:
 
 PREFIX = "VITALS_"
 FILE_VARIABLE = "VITALS_CONFIG"
-STANDARD = {
-    "OTEL_EXPORTER_PROMETHEUS_HOST": ("prometheus", "host"),
-    "OTEL_EXPORTER_PROMETHEUS_PORT": ("prometheus", "port"),
-}
-"""The standard variables that are obeyed, and the setting that each stands for."""
-
-Path_ = tuple[str, ...]
+ENDPOINT = ("otlp", "endpoint")
+SIGNAL_PATH = ("otlp", "signal_path")
+HEADERS = ("otlp", "headers")
 
 
 class SettingsError(ValueError):
-    """Some settings are wrong: one line for each, naming the setting, its value and what is allowed."""
+    """Some settings are wrong: one line for each, naming the setting, its value and what is allowed.
+
+    `problems` has the lines by the section that they are in (a setting of no section is its own); `rest` holds
+    the settings with those sections switched off, `None` when the trouble is not in sections alone.
+    """
+
+    def __init__(self, problems: Mapping[str, Sequence[str]] | str, rest: Settings | None = None) -> None:
+        self.problems = {"": [problems]} if isinstance(problems, str) else problems
+        self.rest = rest
+        super().__init__("\n".join(line for lines in self.problems.values() for line in lines))
 
 
 @dataclass
@@ -55,23 +62,33 @@ def load(environ: Mapping[str, str]) -> Loaded:
     """
     values: dict[str, Any] = {}
     origins: dict[Path_, str] = {}
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     warnings: list[str] = []
-    for path, value, origin in (*_from_file(environ), *_from_standard(environ), *_from_variables(environ, warnings)):
+    given = (*_from_file(environ), *standard.read(environ, warnings), *_from_variables(environ, warnings))
+    for path, value, origin in given:
         try:
-            given = _parsed(value) if origin in environ else value
-            for leaf, each in _leaves({path[-1]: given}, path[:-1]):
+            for leaf, each in _leaves({path[-1]: _parsed(path, value)}, path[:-1]):
                 _put(values, leaf, each)
                 origins[leaf] = origin
         except ValueError as error:
-            problems.append(f"{origin}={value!r}: {error}")
+            problems.setdefault(path[0], []).append(f"{origin}{_shown(path, value)}: {error}")
+    if not origins.get(ENDPOINT, "").startswith("OTEL_") and origins.get(SIGNAL_PATH, "").startswith("OTEL_"):
+        del values["otlp"]["signal_path"], origins[SIGNAL_PATH]  # it belongs to an endpoint that is not used
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        problems += [_line(each, origins) for each in error.errors()]
+        for each in error.errors():
+            problems.setdefault(str(each["loc"][0]) if each["loc"] else "", []).append(_line(each, origins))
     if problems:
-        raise SettingsError("\n".join(problems))
+        raise SettingsError(problems, _without(values, problems))
     return Loaded(settings, origins, warnings)
+
+
+def _without(values: dict[str, Any], problems: Mapping[str, Any]) -> Settings | None:
+    """Return what is left when the sections with problems are switched off, `None` if a problem is elsewhere."""
+    if not all(_is_section((name,)) for name in problems):
+        return None
+    return Settings.model_validate({**values, **{name: {"enabled": False} for name in problems}})
 
 
 def is_strict(environ: Mapping[str, str]) -> bool:
@@ -139,12 +156,6 @@ def variables() -> Iterator[str]:
             yield f"{PREFIX}{name}".upper()
 
 
-def _from_standard(environ: Mapping[str, str]) -> Iterator[tuple[Path_, Any, str]]:
-    for variable, path in STANDARD.items():
-        if environ.get(variable):  # the specification reads an empty variable as unset
-            yield path, environ[variable], variable
-
-
 def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path_, Any, str]]:
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
@@ -159,18 +170,35 @@ def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator
         warnings.append(f"{variable} is not a setting and has no effect{hint}")
 
 
-def _parsed(text: str) -> Any:
-    """Return a variable's value; JSON when it looks like it."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return text
+def _parsed(path: Path_, value: Any) -> Any:
+    """Return a value; text for a setting that is no text is read as JSON when it looks like it."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[") or _is_text(path):
+        return value
     try:
-        return json.loads(text)
+        return json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
 
 
+def _is_text(path: Path_) -> bool:
+    """Tell whether a setting holds text, such as an address in brackets."""
+    fields = Settings.model_fields
+    for name in path[:-1]:
+        inner = fields.get(name)
+        fields = getattr(inner.annotation if inner else None, "model_fields", {})
+    known = fields.get(path[-1])
+    kinds = (known.annotation, *get_args(known.annotation)) if known else ()
+    return str in kinds and not any(get_origin(kind) is dict for kind in kinds)
+
+
+def _shown(path: Path_, value: Any) -> str:
+    """Return a value as it may be shown: those of headers may not."""
+    return "" if path[:2] == HEADERS else f"={value!r}"
+
+
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:
     deepest = 2 if _is_section(path[:1]) or path[0] == "buckets" else 1
+    deepest += path[:2] in (HEADERS, ("otlp", "resource"))
     if len(path) > deepest:
         raise ValueError(f"the setting {'.'.join(path[:deepest])} has no parts")
     for name in path[:-1]:
@@ -190,7 +218,7 @@ def _line(error: Any, origins: Mapping[Path_, str]) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return f"{origin or setting}: there is no setting {setting!r}{_near(path)}"
-    given = "" if isinstance(error["input"], dict) else f"={error['input']!r}"
+    given = "" if isinstance(error["input"], dict) else _shown(path, error["input"])
     return f"{origin or setting}{given}: {message}" + (f" (setting {setting})" if origin else "")
 
 

@@ -5,12 +5,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import load
+from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.feed.feed import Feed
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
@@ -51,12 +51,19 @@ class Source:
 class Runtime:
     """The single instance of everything in this process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, broken: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`broken`: what is wrong with the settings of a section, which is off therefore."""
         self.settings = settings
+        self.broken = broken or {}
         self.collector = Collector(settings)
         self.feed = Feed(self.collector, settings.drain_interval)
         self.exporters: dict[str, Exporter] = {}
         self._sources: list[Source] = []
+
+    def check(self, section: str) -> None:
+        """Raise `SettingsError` if something is wrong with the settings of a section."""
+        if section in self.broken:
+            raise SettingsError({section: self.broken[section]})
 
     def attach(self, config: Any, engines: Sequence[int], owner: type, version: str) -> Tap:
         """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first."""
@@ -125,18 +132,27 @@ def runtime() -> Runtime:
     """Return this process's runtime, made from the environment the first time.
 
     Raises:
-        SettingsError: when the environment's settings are wrong.
+        SettingsError: when settings are wrong that are no exporter's own.
     """
     global _runtime  # noqa: PLW0603 - one per process is the point
     with _lock:
         if _runtime is None:
-            loaded = load(os.environ)
-            for warning in loaded.warnings:
-                LOGGER.warning("%s", warning)
-            _runtime = Runtime(loaded.settings)
+            _runtime = _make()
             atexit.register(_runtime.stop)
             _watch_forks()
         return _runtime
+
+
+def _make() -> Runtime:
+    try:
+        loaded = load(os.environ)
+    except SettingsError as error:
+        if error.rest is None:
+            raise
+        return Runtime(error.rest, error.problems)
+    for warning in loaded.warnings:
+        LOGGER.warning("%s", warning)
+    return Runtime(loaded.settings)
 
 
 @cache

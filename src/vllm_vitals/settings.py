@@ -5,8 +5,9 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from vllm_vitals.catalog.buckets import check
 
@@ -15,6 +16,13 @@ class Section(BaseModel):
     """Settings that belong together; a name that does not exist is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def readable(path: Path | None) -> Path | None:
+    """Return a path that is none or a file that can be read; raise `ValueError` else."""
+    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+        raise ValueError("must be a file that this process can read")
+    return path
 
 
 class PrometheusSettings(Section):
@@ -39,9 +47,7 @@ class PrometheusSettings(Section):
     @field_validator("tls_cert", "tls_key", "tls_client_ca")
     @classmethod
     def _readable(cls, path: Path | None) -> Path | None:
-        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
-            raise ValueError("must be a file that this process can read")
-        return path
+        return readable(path)
 
     @field_validator("tls_key")
     @classmethod
@@ -58,6 +64,55 @@ class PrometheusSettings(Section):
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         if self.include_native and self.join_native:
             raise ValueError("include_native and join_native would show each metric twice: set one of them")
+        return self
+
+
+class OtlpSettings(Section):
+    """The push over OTLP; on as soon as an endpoint is known."""
+
+    enabled: bool = Field(True, description="Push once an endpoint is set.")
+    endpoint: str | None = Field(
+        None, min_length=1, description="URL of the receiver, such as http://collector:4318; for gRPC also host:port."
+    )  # fmt: skip
+    signal_path: bool | None = Field(
+        None, description="Append /v1/metrics to the endpoint for HTTP; by default only where it has no path."
+    )  # fmt: skip
+    protocol: Literal["http/protobuf", "grpc"] = Field("http/protobuf", description="How to push.")
+    headers: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Headers of each push, as JSON; the values are never shown."
+    )  # fmt: skip
+    tls_ca: Path | None = Field(None, description="PEM CA that the receiver's certificate must be signed by.")
+    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+    insecure: bool | None = Field(
+        None, description="gRPC without TLS; by default what the endpoint's scheme says, and TLS without a scheme."
+    )  # fmt: skip
+    compression: Literal["none", "gzip"] = Field("gzip", description="How to compress a push.")
+    timeout: float = Field(10.0, ge=0.1, le=300, description="Seconds that a push may take.")
+    interval: float = Field(15.0, ge=0.1, le=3600, description="Seconds between two pushes.")
+    shutdown_timeout: float = Field(
+        2.0, ge=0, le=60, description="Seconds that the last push may hold the end of the process; 0 for none."
+    )  # fmt: skip
+    temporality: Literal["cumulative", "delta", "lowmemory"] = Field(
+        "cumulative", description="Whether counters and histograms are pushed as totals or as differences."
+    )  # fmt: skip
+    histograms: Literal["explicit", "exponential"] = Field(
+        "explicit", description="Whether histograms have the buckets of their family or base-2 exponential ones."
+    )  # fmt: skip
+    service_name: str = Field("vllm", min_length=1, description="service.name of the resource.")
+    resource: dict[str, str] = Field(default_factory=dict, description="More attributes of the resource, as JSON.")
+
+    @field_validator("tls_ca", "tls_cert", "tls_key")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        return readable(path)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "OtlpSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint={self.endpoint!r} must begin with http:// or https:// for http/protobuf")
         return self
 
 
@@ -93,6 +148,7 @@ class Settings(Section):
         "--custom-histogram-buckets and over the defaults."
     )  # fmt: skip
     prometheus: PrometheusSettings = PrometheusSettings()
+    otlp: OtlpSettings = OtlpSettings()
     gen_ai: GenAISettings = GenAISettings()
 
     @field_validator("buckets")

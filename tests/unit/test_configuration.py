@@ -267,7 +267,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_only_warns() -> None:
 
 
 def test_other_variables_are_not_looked_at() -> None:
-    environ = {"VLLM_PORT": "x", "OTEL_METRICS_EXPORTER": "none", "vitals_queue_size": "x", "VITALSX": "1"}
+    environ = {"VLLM_PORT": "x", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "x", "vitals_queue_size": "x", "VITALSX": "1"}
     assert (load(environ).settings, load(environ).warnings) == (Settings(), [])
 
 

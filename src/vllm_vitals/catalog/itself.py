@@ -5,7 +5,7 @@ from typing import Any
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
 from vllm_vitals.step import Health, Step
 
-EXPORTER = Label("exporter", help="prometheus")
+EXPORTER = Label("exporter", help="prometheus, otlp")
 
 INFO: Gauge[Any] = Gauge(
     "vitals.info", "", "Always 1; which vllm-vitals and Python this is.",
@@ -38,7 +38,7 @@ HOOK_TIME = Counter(
 )  # fmt: skip
 STEP_AGE: Gauge[Any] = Gauge("vitals.step.age", "s", "Time since the engine's latest step, or since it was started.")
 EXPORTS: Counter[Any] = Counter(
-    "vitals.exports", "{export}", "Exports that succeeded: scrapes answered.",
+    "vitals.exports", "{export}", "Exports that succeeded: scrapes answered, pushes taken.",
     scope=Scope.PROCESS, labels=(EXPORTER,),
 )  # fmt: skip
 EXPORTS_FAILED: Counter[Any] = Counter(

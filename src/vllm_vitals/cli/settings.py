@@ -10,10 +10,11 @@ from rich.text import Text
 
 from vllm_vitals.cli.allowed import allowed, default
 from vllm_vitals.cli.output import console
-from vllm_vitals.configuration import PREFIX, STANDARD
+from vllm_vitals.configuration import PREFIX
 from vllm_vitals.settings import Section, Settings
+from vllm_vitals.standard import VARIABLES
 
-OTEL: dict[tuple[str, ...], str] = {path: variable for variable, path in STANDARD.items()}
+OTEL: dict[tuple[str, ...], tuple[str, ...]] = {variable.path: variable.names for variable in VARIABLES}
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Setting:
 
     @property
     def standard(self) -> str:
-        """Return the OpenTelemetry variable that is obeyed too, `""` for none."""
-        return OTEL.get(self.path, "")
+        """Return the OpenTelemetry variables that are obeyed too, the first of them first, `""` for none."""
+        return ", ".join(OTEL.get(self.path, ()))
 
 
 def sections(model: type[BaseModel] = Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str, list[Setting]]]:

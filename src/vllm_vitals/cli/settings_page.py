@@ -78,5 +78,5 @@ def _section(key: str, about: str, settings: list[Setting]) -> str:
 
 def _row(setting: Setting) -> tuple[str, ...]:
     fallback = setting.default if setting.default == "not set" else code(setting.default)
-    names = code(setting.variable), code(setting.key), code(setting.standard)
+    names = code(setting.variable), code(setting.key), ", ".join(map(code, setting.standard.split(", ")))
     return (*names, fallback, setting.allowed, setting.description)

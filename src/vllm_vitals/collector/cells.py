@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_vitals.collector.exponential import Exponential
+
 PENDING = 4096
 """Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
 
@@ -74,12 +76,22 @@ class HistogramCell:
     """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
 
     __slots__ = (
-        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "greatest",
+        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "exponential", "greatest",
         "least", "total", "version",
     )  # fmt: skip
 
-    def __init__(self, metric: str, limit: float, rejects: Rejects, bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        metric: str,
+        limit: float,
+        rejects: Rejects,
+        bounds: tuple[float, ...],
+        *,
+        exponential: bool = False,
+    ) -> None:
         self.bounds = bounds
+        self.exponential = Exponential() if exponential else None
+        """The same values once more, by base-2 exponential buckets, where somebody wants them."""
         self.total = 0.0
         self.least = math.inf
         self.greatest = -math.inf
@@ -126,6 +138,8 @@ class HistogramCell:
         self.total += float(values.sum())
         self.least = min(self.least, least)
         self.greatest = max(self.greatest, greatest)
+        if self.exponential is not None:
+            self.exponential.add(values)
         self._sort(values, bisect_left(self.bounds, least), bisect_left(self.bounds, greatest))
 
     def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

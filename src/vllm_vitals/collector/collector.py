@@ -74,7 +74,7 @@ class Collector:
             Rejection: self._add_rejections,
             Health: self._add_health,
         }
-        self.store = Store(self._metrics)
+        self.store = Store(self._metrics, exponential=settings.otlp.histograms == "exponential")
         self._bounds = plan(None, settings.buckets)
         self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
         for metric in self._in_scope(Scope.PROCESS):

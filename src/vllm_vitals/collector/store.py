@@ -16,8 +16,9 @@ MOST_SCOPES = 1024
 class Family:
     """All series of one metric."""
 
-    def __init__(self, metric: Metric[Any], rejects: Rejects) -> None:
+    def __init__(self, metric: Metric[Any], rejects: Rejects, *, exponential: bool = False) -> None:
         self.metric = metric
+        self._exponential = exponential
         self.cells: dict[Key, Cell] = {}
         self.rejects = rejects
         self._seen: list[set[str]] = [set(label.values) for label in metric.labels]
@@ -56,7 +57,8 @@ class Family:
 
     def _make(self, bounds: tuple[float, ...]) -> Cell:
         if isinstance(self.metric, Histogram):
-            return HistogramCell(self.metric.name, self.metric.limit, self.rejects, bounds)
+            exponential = self._exponential
+            return HistogramCell(self.metric.name, self.metric.limit, self.rejects, bounds, exponential=exponential)
         return NumberCell(self.metric.name, self.metric.limit, self.rejects)
 
     def replace(self, scope: Key, values: Mapping[Any, float], time: float) -> None:
@@ -84,10 +86,11 @@ class Family:
 class Store:
     """Every family. Writers and readers hold `lock`; vLLM's event loop never does."""
 
-    def __init__(self, metrics: Iterable[Metric[Any]]) -> None:
+    def __init__(self, metrics: Iterable[Metric[Any]], *, exponential: bool = False) -> None:
+        """`exponential`: histograms keep base-2 exponential buckets too."""
         self.lock = threading.RLock()
         self.rejects: Rejects = Rejects()
-        self._families = {metric: Family(metric, self.rejects) for metric in metrics}
+        self._families = {metric: Family(metric, self.rejects, exponential=exponential) for metric in metrics}
 
     def __getitem__(self, metric: Metric[Any]) -> Family:
         return self._families[metric]

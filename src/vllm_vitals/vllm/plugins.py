@@ -14,7 +14,7 @@ from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.runtime import SILENT, Runtime, runtime
 from vllm_vitals.step import Rejection, Sleep
-from vllm_vitals.vllm.facts import api_server, model_name
+from vllm_vitals.vllm.facts import api_server, model_name, process_age
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
@@ -52,6 +52,8 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     """
 
     name = ""
+    section = ""
+    """The section of the settings that is this logger's."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
         self._tap: Tap = SILENT
@@ -59,8 +61,8 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         self._model = model_name(vllm_config)
         try:
             host = runtime()
+            host.check(self.section)
             if not self.enabled(host):
-                LOGGER.info("%s is off by its settings", self.name)
                 return
             self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
             self.start(host, vllm_config)
@@ -119,13 +121,36 @@ class PrometheusVitals(VitalsLogger):
     """A scrape endpoint on a port of its own."""
 
     name = "vitals_prometheus"
+    section = "prometheus"
 
     def enabled(self, host: Runtime) -> bool:  # noqa: D102
+        if not host.settings.prometheus.enabled:
+            LOGGER.info("No scrape endpoint: prometheus.enabled is false")
         return host.settings.prometheus.enabled
 
     def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: D102
         rank, _ = api_server(vllm_config)
         host.expose(self.name, lambda: PrometheusExporter(host, rank, native_registry))
+
+
+class OtlpVitals(VitalsLogger):
+    """A push over OTLP."""
+
+    name = "vitals_otlp"
+    section = "otlp"
+
+    def enabled(self, host: Runtime) -> bool:  # noqa: D102
+        settings = host.settings.otlp
+        if settings.endpoint is None:
+            LOGGER.info("No OTLP push: no endpoint is set (OTEL_EXPORTER_OTLP_ENDPOINT, VITALS_OTLP__ENDPOINT)")
+        elif not settings.enabled:
+            LOGGER.info("No OTLP push: it is switched off (otlp.enabled, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER)")
+        return settings.enabled and settings.endpoint is not None
+
+    def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: ARG002, D102
+        from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
+
+        host.expose(self.name, lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age()))
 
 
 def native_registry() -> Any:

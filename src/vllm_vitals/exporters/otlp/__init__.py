@@ -1,0 +1,1 @@
+"""OTLP: the store pushed to any OpenTelemetry receiver through the official exporters."""

@@ -1,0 +1,122 @@
+"""The standard `OTEL_*` variables, read for the metrics signal in the specification's order.
+
+A value that the specification does not allow is a warning and the default, as it asks; a file that is not there is
+an error, for going on without it would mean going on with the wrong trust.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import ValidationError
+
+from vllm_vitals.settings import OtlpSettings
+
+Path_ = tuple[str, ...]
+
+
+def _same(text: str) -> Any:
+    return text
+
+
+def _milliseconds(text: str) -> float:
+    return float(text) / 1000
+
+
+def _lower(text: str) -> str:
+    return text.lower()
+
+
+def _true(text: str) -> bool:
+    """Return a boolean as the specification reads it: only `true` is true."""
+    return text.strip().lower() == "true"
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Return `key1=value1,key2=value2` with percent-encoded parts as a mapping.
+
+    Raises:
+        ValueError: when a part has no `=` or no key.
+    """
+    found: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise ValueError("expected key1=value1,key2=value2")
+        found[unquote(key.strip())] = unquote(value.strip())
+    return found
+
+
+def _aggregation(text: str) -> str:
+    known = {"explicit_bucket_histogram": "explicit", "base2_exponential_bucket_histogram": "exponential"}
+    if text.lower() not in known:
+        raise ValueError(f"expected one of {', '.join(known)}")
+    return known[text.lower()]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A setting that standard variables stand for; the first that is set counts."""
+
+    names: tuple[str, ...]
+    path: Path_
+    parse: Callable[[str], Any] = _same
+    lenient: bool = True
+    """Whether a wrong value is a warning rather than an error."""
+    secret: bool = False
+
+
+def _otlp(name: str, field: str, parse: Callable[[str], Any] = _same, **options: Any) -> Variable:
+    names = (f"OTEL_EXPORTER_OTLP_METRICS_{name}", f"OTEL_EXPORTER_OTLP_{name}")
+    return Variable(names, ("otlp", field), parse, **options)
+
+
+VARIABLES = (
+    Variable(("OTEL_EXPORTER_PROMETHEUS_HOST",), ("prometheus", "host"), lenient=False),
+    Variable(("OTEL_EXPORTER_PROMETHEUS_PORT",), ("prometheus", "port"), lenient=False),
+    _otlp("ENDPOINT", "endpoint", lenient=False),
+    _otlp("PROTOCOL", "protocol", _lower),
+    _otlp("HEADERS", "headers", pairs, secret=True),
+    _otlp("CERTIFICATE", "tls_ca", lenient=False),
+    _otlp("CLIENT_CERTIFICATE", "tls_cert", lenient=False),
+    _otlp("CLIENT_KEY", "tls_key", lenient=False),
+    _otlp("INSECURE", "insecure", _true),
+    _otlp("COMPRESSION", "compression", _lower),
+    _otlp("TIMEOUT", "timeout", _milliseconds),
+    Variable(("OTEL_METRIC_EXPORT_INTERVAL",), ("otlp", "interval"), _milliseconds),
+    Variable(("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",), ("otlp", "temporality"), _lower),
+    Variable(("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",), ("otlp", "histograms"), _aggregation),
+    Variable(("OTEL_SERVICE_NAME",), ("otlp", "service_name")),
+    Variable(("OTEL_RESOURCE_ATTRIBUTES",), ("otlp", "resource"), pairs),
+)
+"""Every standard variable that is obeyed. Those of other signals are not among them."""
+
+
+def read(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path_, Any, str]]:
+    """Yield setting, value and variable of what the standard variables say; an empty variable is unset."""
+    for variable in VARIABLES:
+        name = next((name for name in variable.names if environ.get(name, "").strip()), None)
+        if name is None:
+            continue
+        try:
+            value = variable.parse(environ[name].strip())
+            if variable.lenient:
+                OtlpSettings.model_validate({variable.path[-1]: value})
+        except (ValueError, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            shown = "" if variable.secret else f"={environ[name]!r}"
+            default = OtlpSettings.model_fields[variable.path[-1]].get_default(call_default_factory=True)
+            warnings.append(f"{name}{shown} is not used ({reason}); {'.'.join(variable.path)} stays {default!r}")
+            continue
+        yield variable.path, value, name
+        if variable.path == ("otlp", "endpoint"):
+            # The specification: the signal's own endpoint is used as it is, the common one gets the path.
+            yield ("otlp", "signal_path"), name == "OTEL_EXPORTER_OTLP_ENDPOINT", name
+    off = next((name for name, said in SWITCHES.items() if environ.get(name, "").strip().lower() == said), None)
+    if off is not None:
+        yield ("otlp", "enabled"), False, off
+
+
+SWITCHES = {"OTEL_SDK_DISABLED": "true", "OTEL_METRICS_EXPORTER": "none"}
+"""Variables that switch the push off, and what they say then."""
