@@ -1,6 +1,9 @@
 # PYTHON: any Python from 3.10; the demo and the tests against a real vLLM look for a 3.11 or newer by themselves.
 PYTHON ?= python3
 NOX = .venv/bin/nox
+GET_PIP = import subprocess, sys; from tests.live.bootstrap import debian_package; \
+	(pip,) = debian_package('python3-pip-whl').glob('usr/share/python-wheels/pip-*.whl'); \
+	subprocess.run([sys.executable, pip / 'pip', 'install', '--no-index', pip], check=True)
 
 .PHONY: demo test lint bench docs clean
 
@@ -18,14 +21,16 @@ bench: ## Measure the cost to serving, side by side with what there is.
 	$(PYTHON) tests/live/bootstrap.py
 	.venv-vllm/bin/python -m tests.bench $(ARGS)
 
-docs: ## Write the generated pages anew.
+docs: $(NOX) ## Write the generated pages anew.
 	.venv/bin/vllm-vitals metrics --markdown > docs/metrics.md
 	.venv/bin/vllm-vitals settings --markdown > docs/settings.md
 
 clean: ## Remove every environment and cache.
 	rm -rf .venv .venv-vllm .nox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# Debian splits ensurepip off into another package; pip's wheel, which is a Debian package too, can install itself.
 $(NOX): pyproject.toml
-	$(PYTHON) -m venv .venv
+	if $(PYTHON) -c "import ensurepip" 2>/dev/null; then $(PYTHON) -m venv .venv; else \
+		$(PYTHON) -m venv --without-pip .venv && .venv/bin/python -c "$(GET_PIP)"; fi
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable . nox
 	touch $(NOX)

@@ -39,9 +39,15 @@ class SettingsError(ValueError):
     the settings with those sections switched off, `None` when the trouble is not in sections alone.
     """
 
-    def __init__(self, problems: Mapping[str, Sequence[str]] | str, rest: Settings | None = None) -> None:
+    def __init__(
+        self,
+        problems: Mapping[str, Sequence[str]] | str,
+        rest: Settings | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
         self.problems = {"": [problems]} if isinstance(problems, str) else problems
         self.rest = rest
+        self.warnings = warnings
         super().__init__("\n".join(line for lines in self.problems.values() for line in lines))
 
 
@@ -80,7 +86,7 @@ def load(environ: Mapping[str, str]) -> Loaded:
         for each in error.errors():
             problems.setdefault(str(each["loc"][0]) if each["loc"] else "", []).append(_line(each, origins))
     if problems:
-        raise SettingsError(problems, _without(values, problems))
+        raise SettingsError(problems, _without(values, problems), warnings)
     return Loaded(settings, origins, warnings)
 
 
@@ -131,6 +137,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _leaves(tree: Mapping[Any, Any], path: Path_) -> Iterator[tuple[Path_, Any]]:
     for key, value in tree.items():
+        if value is None and _is_section((*path, str(key))):
+            continue  # a heading with nothing below it
         if isinstance(value, dict) and _is_section((*path, str(key))):
             yield from _leaves(value, (*path, str(key)))
         else:

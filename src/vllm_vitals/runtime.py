@@ -5,19 +5,25 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import SettingsError, load
-from vllm_vitals.feed.feed import Feed
+from vllm_vitals.collector.store import OTHER
+from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Sleep, Step
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
 from vllm_vitals.vllm.reader import Reader
+
+EXPORTERS = ("prometheus", "otlp")
+"""Sections of the settings that are an exporter's own: what is wrong there is said by its logger."""
+MOST_ENGINES = 4096
+"""The engine indexes below it are believed."""
 
 SILENT = Tap(0)
 """The tap of a logger that is off, or is not the first of its `AsyncLLM`."""
@@ -36,16 +42,18 @@ class Exporter(Protocol):
         """Let go of what a fork copied, without touching threads or locks."""
 
 
-class Source:
+class Client:
     """One `AsyncLLM`: which of our loggers it has, and the tap that the first of them fills."""
 
-    def __init__(self, config: Any, owner: type) -> None:
+    def __init__(self, config: Any, owner: type, tap: Tap) -> None:
         self._config = weakref.ref(config) if hasattr(config, "__weakref__") else lambda: config
         self.owners = {owner}
+        self.tap = tap
 
-    def is_of(self, config: Any, owner: type) -> bool:
-        """Tell whether a logger of class `owner` for `config` belongs to the same `AsyncLLM`."""
-        return self._config() is config and owner not in self.owners
+    @property
+    def config(self) -> Any:
+        """Return the configuration, `None` once it is gone, and the `AsyncLLM` with it."""
+        return self._config()
 
 
 class Runtime:
@@ -58,7 +66,8 @@ class Runtime:
         self.collector = Collector(settings)
         self.feed = Feed(self.collector, settings.drain_interval)
         self.exporters: dict[str, Exporter] = {}
-        self._sources: list[Source] = []
+        self._clients: list[Client] = []
+        self._attaching = threading.Lock()
 
     def check(self, section: str) -> None:
         """Raise `SettingsError` if something is wrong with the settings of a section."""
@@ -66,25 +75,31 @@ class Runtime:
             raise SettingsError({section: self.broken[section]})
 
     def attach(self, config: Any, engines: Sequence[int], owner: type, version: str) -> Tap:
-        """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first."""
-        for source in self._sources:
-            if source.is_of(config, owner):
-                source.owners.add(owner)
-                return SILENT
-        self._sources.append(Source(config, owner))
-        model = model_name(config)
-        features = self._start_engines(config, [str(engine) for engine in engines], version)
-        tap = Tap(self.settings.queue_size)
-        reader = Reader(
-            model,
-            self.feed.complain,
-            details="iteration_details" in features,
-            pooling="pooling" in features,
-        )
-        self.feed.attach(tap, _read(reader, time.monotonic() - process_age()))
-        return tap
+        """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first.
 
-    def _start_engines(self, config: Any, engines: Sequence[str], version: str) -> frozenset[str]:
+        A second logger of the same class for the same configuration takes the place of the first.
+        """
+        with self._attaching:
+            self._let_go()
+            known = next((client for client in self._clients if client.config is config), None)
+            if known is not None and owner not in known.owners:
+                known.owners.add(owner)
+                return SILENT
+            tap = self._open(config, [str(engine) for engine in engines], version)
+            if known is not None:
+                known.tap.limit = 0
+                known.tap.orphaned = True
+                self._clients.remove(known)
+            self._clients.append(Client(config, owner, tap))
+            return tap
+
+    def _let_go(self) -> None:
+        """Forget every `AsyncLLM` that is no more; the feeder still takes what it left."""
+        for client in [client for client in self._clients if client.config is None]:
+            client.tap.orphaned = True
+            self._clients.remove(client)
+
+    def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
         features: frozenset[str] = frozenset()
         for engine in engines:
             facts = engine_facts(config, engine, len(engines), version)
@@ -92,22 +107,29 @@ class Runtime:
             self.collector.add([facts, Sleep(facts.model, engine, "awake")])
         rank, count = api_server(config)
         if count > 1:
-            LOGGER.warning(
-                "API server %d of %d shows only the requests that it serves itself, on its own port", rank, count
-            )
-        return features
+            LOGGER.info("API server %d of %d shows the requests that it serves itself", rank, count)
+        model = model_name(config)
+        details, pooling = "iteration_details" in features, "pooling" in features
+        reader = Reader(model, self.feed.complain, details=details, pooling=pooling)
+        tap = Tap(self.settings.queue_size)
+        self.feed.attach(Source(tap, _read(reader, time.monotonic() - process_age()), model, engines))
+        return tap
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start an exporter unless this process has it already."""
-        if name not in self.exporters:
-            self.exporters[name] = make()
-            self.exporters[name].start()
+        with self._attaching:
+            if name not in self.exporters:
+                self.exporters[name] = make()
+                self.exporters[name].start()
 
     def stop(self) -> None:
         """Drain, then end the exporters."""
         self.feed.stop()
-        for exporter in self.exporters.values():
-            exporter.stop()
+        for name, exporter in self.exporters.items():
+            try:
+                exporter.stop()
+            except Exception:  # noqa: BLE001 - the others shall end in order
+                LOGGER.exception("%s could not be stopped in order", name)
 
     def abandon(self) -> None:
         """Fall silent in the child of a fork: its numbers would be copies of its parent's."""
@@ -118,7 +140,7 @@ class Runtime:
 
 def _read(reader: Reader, born: float) -> Callable[[Any, Any, Any, Any, float, float], Step]:
     def read(scheduler: Any, iteration: Any, multimodal: Any, engine: Any, now: float, clock: float) -> Step:
-        name = str(engine) if type(engine) is int and 0 <= engine < 2**31 else "_other"
+        name = str(engine) if type(engine) is int and 0 <= engine < MOST_ENGINES else OTHER
         return reader.step(scheduler, iteration, multimodal, name, time=now, clock=clock, age=clock - born)
 
     return read
@@ -147,12 +169,20 @@ def _make() -> Runtime:
     try:
         loaded = load(os.environ)
     except SettingsError as error:
-        if error.rest is None:
+        _warn(error.warnings)
+        others = [line for section, lines in error.problems.items() if section not in EXPORTERS for line in lines]
+        if error.rest is None or (others and is_strict(os.environ)):
             raise
+        for line in others:
+            LOGGER.error("Left out, and what it belongs to is off: %s", line)
         return Runtime(error.rest, error.problems)
-    for warning in loaded.warnings:
-        LOGGER.warning("%s", warning)
+    _warn(loaded.warnings)
     return Runtime(loaded.settings)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        LOGGER.warning("%s", warning)
 
 
 @cache

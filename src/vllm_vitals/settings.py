@@ -15,7 +15,14 @@ from vllm_vitals.catalog.buckets import check
 class Section(BaseModel):
     """Settings that belong together; a name that does not exist is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown: without the user and password that it may hold."""
+    scheme, separator, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def readable(path: Path | None) -> Path | None:
@@ -99,8 +106,18 @@ class OtlpSettings(Section):
     histograms: Literal["explicit", "exponential"] = Field(
         "explicit", description="Whether histograms have the buckets of their family or base-2 exponential ones."
     )  # fmt: skip
-    service_name: str = Field("vllm", min_length=1, description="service.name of the resource.")
+    service_name: str | None = Field(
+        None, min_length=1, description="service.name of the resource; vllm when its attributes name none either."
+    )  # fmt: skip
     resource: dict[str, str] = Field(default_factory=dict, description="More attributes of the resource, as JSON.")
+
+    @field_validator("headers")
+    @classmethod
+    def _sendable(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, value in headers.items():
+            if not (name + value.get_secret_value()).isascii() or not (name + value.get_secret_value()).isprintable():
+                raise ValueError(f"the header {name!r} holds something that is no printable ASCII")
+        return headers
 
     @field_validator("tls_ca", "tls_cert", "tls_key")
     @classmethod
@@ -112,7 +129,8 @@ class OtlpSettings(Section):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
         if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"endpoint={self.endpoint!r} must begin with http:// or https:// for http/protobuf")
+            shown = without_password(self.endpoint)
+            raise ValueError(f"endpoint={shown!r} must begin with http:// or https:// for http/protobuf")
         return self
 
 
@@ -134,7 +152,7 @@ class Settings(Section):
     queue_size: int = Field(
         2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
     )
-    drain_interval: float = Field(0.25, ge=0.001, le=10, description="Seconds between two drains of that queue.")
+    drain_interval: float = Field(0.5, ge=0.001, le=10, description="Seconds between two drains of that queue.")
     stale_after: float = Field(
         60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
         "go away; 0 keeps them."

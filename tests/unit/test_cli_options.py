@@ -46,9 +46,33 @@ def test_every_problem_is_a_finding():
     assert all("vLLM will start without our metrics" in finding.advice for finding in findings)
 
 
+def test_one_wrong_section_leaves_the_rest_on():
+    launch = Launch({"VITALS_OTLP__INTERVAL": "x", "VITALS_PROMETHEUS__PORT": "0", "VITALS_STALE_AFTER": "5"})
+    (finding,) = CHECKS["settings"](launch)
+    assert "VITALS_OTLP__INTERVAL='x'" in finding.found
+    assert "Until then nothing will be pushed over OTLP." in finding.advice
+    assert launch.otlp is None
+    assert launch.prometheus is not None
+    assert launch.origin("prometheus", "port") == "from VITALS_PROMETHEUS__PORT"
+    assert launch.origin("prometheus", "host") == "VITALS_PROMETHEUS__HOST is not set"
+    assert next(CHECKS["port"](launch)).status is Status.WARN
+    assert next(CHECKS["otlp"](launch)).status is Status.SKIP
+
+
+def test_each_wrong_section_says_what_goes_without():
+    findings = look(VITALS_PROMETHEUS__PORT="x", VITALS_GEN_AI__PROVIDER_NAME="")
+    assert ["there will be no scrape endpoint" in finding.advice for finding in findings] == [True, False]
+    assert "gen_ai.server.* metrics will be left out" in findings[1].advice
+    launch = Launch({"VITALS_PROMETHEUS__PORT": "x"})
+    assert launch.prometheus is None
+    assert launch.otlp is not None
+    assert next(CHECKS["port"](launch)).status is Status.SKIP
+
+
 def test_strict_stops_vllm():
-    (finding,) = look(VITALS_STRICT="1", VITALS_QUEUE_SIZE="1")
-    assert "vLLM will not start" in finding.advice
+    for wrong in ("VITALS_QUEUE_SIZE", "VITALS_OTLP__TIMEOUT"):
+        (finding,) = look(VITALS_STRICT="1", **{wrong: "x"})
+        assert "vLLM will not start" in finding.advice
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -63,3 +87,10 @@ def test_unknown_variables_are_warned_of_whether_or_not_the_rest_is_right():
         assert finding.status is Status.WARN
         assert "VITALS_QUEUE_SIZ is not a setting" in finding.found
         assert "VITALS_QUEUE_SIZE" in finding.found
+
+
+def test_standard_variables_that_are_not_used_are_warned_of():
+    for environ in ({}, {"VITALS_OTLP__TIMEOUT": "x"}, {"VITALS_QUEUE_SIZE": "x"}):
+        finding = look(OTEL_EXPORTER_OTLP_PROTOCOL="http/json", **environ)[-1]
+        assert finding.status is Status.WARN
+        assert "OTEL_EXPORTER_OTLP_PROTOCOL='http/json' is not used" in finding.found

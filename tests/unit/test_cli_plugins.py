@@ -9,6 +9,7 @@ from vllm_vitals.cli.checks.finding import Status
 from vllm_vitals.cli.checks.launch import Launch
 
 OURS = "vitals_prometheus"
+PUSH = "vitals_otlp"
 GROUP = "[vllm.stat_logger_plugins]"
 
 
@@ -94,6 +95,25 @@ def test_a_blank_in_somebody_elses_name():
     (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": f"{OURS}, b"})
     assert finding.status is Status.WARN
     assert "' b'" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("environ", "listed", "status", "missing"),
+    [
+        ({}, OURS, Status.OK, ""),
+        ({"VITALS_OTLP__ENDPOINT": "http://c"}, f"{OURS},{PUSH}", Status.OK, ""),
+        ({"VITALS_OTLP__ENDPOINT": "http://c"}, OURS, Status.FAIL, PUSH),
+        ({"VITALS_OTLP__ENDPOINT": "http://c"}, PUSH, Status.WARN, OURS),
+        ({"VITALS_OTLP__ENDPOINT": "http://c"}, "a", Status.FAIL, f"{PUSH}, {OURS}"),
+        ({"VITALS_OTLP__ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, OURS, Status.OK, ""),
+        ({"VITALS_OTLP__ENDPOINT": "http://c", "VITALS_PROMETHEUS__ENABLED": "false"}, PUSH, Status.OK, ""),
+        ({"VITALS_OTLP__INTERVAL": "x"}, OURS, Status.FAIL, PUSH),
+    ],
+)
+def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, missing):
+    (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": listed, **environ})
+    assert finding.status is status
+    assert not missing or f"does not name {missing}" in finding.found
 
 
 def test_empty_filter():

@@ -15,7 +15,7 @@ import vllm_vitals
 from vllm_vitals.catalog import CATALOG, GROUPS
 from vllm_vitals.cli import app
 from vllm_vitals.cli.allowed import allowed, default
-from vllm_vitals.cli.features import FEATURES
+from vllm_vitals.cli.metrics_page import FEATURES
 from vllm_vitals.cli.output import markdown_table
 from vllm_vitals.cli.settings import sections
 

@@ -13,7 +13,7 @@ from vllm_vitals import logs
 from vllm_vitals.catalog import CATALOG, itself, requests
 from vllm_vitals.collector.cells import HistogramCell
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.feed.feed import Feed
+from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.settings import Settings
 from vllm_vitals.vllm.reader import Reader
@@ -129,7 +129,7 @@ def path() -> tuple[Tap, Feed, Collector]:
     tap = Tap(100)
     reader = Reader("m", feed.complain)
     feed._sources.append(
-        (tap, lambda s, i, m, e, now, clock: reader.step(s, i, m, str(e), time=now, clock=clock, age=1e6))
+        Source(tap, lambda s, i, m, e, now, clock: reader.step(s, i, m, str(e), time=now, clock=clock, age=1e6))
     )
     return tap, feed, collector
 

@@ -63,7 +63,8 @@ STARTUP = Gauge(
 
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
-    "Time between two steps of an engine that had requests left after the first of them.",
+    "Time between two steps of an engine that had requests left after the first of them; not with several API "
+    "servers, each of which sees a part of the steps.",
     of=Step, read="interval", buckets="step",
 )  # fmt: skip
 STEP_DURATION = Histogram(

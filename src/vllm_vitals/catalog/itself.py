@@ -36,7 +36,11 @@ HOOK_TIME = Counter(
     "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin's hooks.",
     of=Health, read="hook_time", scope=Scope.PROCESS,
 )  # fmt: skip
-STEP_AGE: Gauge[Any] = Gauge("vitals.step.age", "s", "Time since the engine's latest step, or since it was started.")
+STEP_AGE: Gauge[Any] = Gauge(
+    "vitals.step.age",
+    "s",
+    "Time since the latest step whose scheduler stats came to this process, or since the engine was started.",
+)
 EXPORTS: Counter[Any] = Counter(
     "vitals.exports", "{export}", "Exports that succeeded: scrapes answered, pushes taken.",
     scope=Scope.PROCESS, labels=(EXPORTER,),

@@ -49,7 +49,7 @@ FINISHED = Counter(
 )  # fmt: skip
 REJECTED = Counter(
     "vllm.requests.rejected", "{request}", "Requests turned away by admission control before they were queued.",
-    of=Rejection, read=lambda r: {r.reason: 1.0}, scope=Scope.MODEL, since="0.32.0",
+    of=Rejection, read=lambda r: {r.reason: r.count}, scope=Scope.MODEL, since="0.32.0",
     labels=(Label("reason", ("max_num_queued_reqs", "max_num_queued_tokens")),),
     native="vllm:admission_rejections",
 )  # fmt: skip
@@ -126,7 +126,7 @@ COMPUTED_TOKENS = Histogram(
 )  # fmt: skip
 MAX_TOKENS = Histogram(
     "vllm.request.max_tokens", "{token}", "The max_tokens that a finished request asked for.",
-    of=Finished, read=lambda r: r.max_tokens or None, buckets="request_tokens",
+    of=Finished, read="max_tokens", buckets="request_tokens",
     native="vllm:request_params_max_tokens",
 )  # fmt: skip
 LONGEST_OUTPUT = Histogram(

@@ -9,8 +9,7 @@ from rich.text import Text
 from vllm_vitals.catalog import GROUPS, Gauge, Histogram, Label, Metric
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.names import prometheus_label
-from vllm_vitals.cli.features import FEATURES
-from vllm_vitals.cli.metrics_page import page
+from vllm_vitals.cli.metrics_page import FEATURES, page
 from vllm_vitals.cli.output import console
 
 

@@ -5,9 +5,20 @@ from typing import Any
 from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Histogram, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES, TOKENS, VLLM, plan
 from vllm_vitals.catalog.names import prometheus_label
-from vllm_vitals.cli.features import FEATURES
 from vllm_vitals.cli.output import code, markdown_table, number
 
+FEATURES = {
+    "iteration_details": "--enable-logging-iteration-details",
+    "cudagraph": "--cudagraph-metrics",
+    "mfu": "--enable-mfu-metrics",
+    "kv_residency": "--kv-cache-metrics",
+    "kv_consumer": "--kv-transfer-config (kv_role kv_consumer or kv_both)",
+    "nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1",
+    "watermark": "--watermark-config",
+    "lora": "--enable-lora",
+    "speculation": "--speculative-config",
+}
+"""The `vllm serve` option or the environment variable by `Metric.needs`."""
 TITLES = {"lora": "LoRA", "itself": "The plugin itself"}
 ABOUT = {
     "engine": "What an engine was started with, what it holds right now, whether it sleeps.",

@@ -113,7 +113,10 @@ class HistogramCell:
         if most is not None:
             self._most = min(most, self._limit)
         before = len(self._pending)
-        self._pending.extend(values)
+        if isinstance(values, np.ndarray):
+            self._pending.frombytes(values.tobytes())
+        else:
+            self._pending.extend(values)
         self.version += len(self._pending) > before
         if len(self._pending) >= PENDING:
             self.settle()

@@ -12,11 +12,12 @@ from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
-from vllm_vitals.collector.store import Store
+from vllm_vitals.collector.columns import Columns
+from vllm_vitals.collector.store import MOST_SCOPES, OTHER, Store
 from vllm_vitals.collector.writers import Writer, prepare, scope_key, writers
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts, Finished, Health, Record, Rejection, Sleep, Step
+from vllm_vitals.step import Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
 
 EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
@@ -33,7 +34,12 @@ class Engine:
         self.scope = (model, engine)
         self.rules = rules
         self.clock = clock
-        """Monotonic seconds of the latest step, or of the engine's start."""
+        """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
+        self.scheduled = False
+        """Whether scheduler stats ever came."""
+        self.served = False
+        """Whether anything came."""
+        self.alone = True
         self.worked: float | None = None
         """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
         self.holds_requests = False
@@ -44,17 +50,19 @@ class Engine:
 
 def _complete(step: Step, engine: Engine) -> None:
     """Add to a step what only its predecessors and its engine's facts tell."""
-    engine.stale = False
-    engine.clock = max(engine.clock, step.clock)
+    engine.served = True
     engine.finished += step.finished
     if not step.scheduled:
         return
-    if engine.worked is not None:
+    engine.scheduled, engine.stale = True, False
+    engine.clock = max(engine.clock, step.clock)
+    if engine.worked is not None and engine.alone:
         step.interval = step.clock - engine.worked
     engine.holds_requests = bool(step.running or step.waiting or step.deferred)
     engine.worked = step.clock if engine.holds_requests else None
-    if engine.kv_cache_tokens and step.kv_cache_usage is not None:
-        step.kv_cache_free = engine.kv_cache_tokens * (1 - step.kv_cache_usage)
+    usage = step.kv_cache_usage
+    if engine.kv_cache_tokens and usage is not None and 0 <= usage <= 1:
+        step.kv_cache_free = engine.kv_cache_tokens * (1 - usage)
 
 
 class Collector:
@@ -66,12 +74,14 @@ class Collector:
             metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
         ]
         self._engines: dict[tuple[str, str], Engine] = {}
+        self._models: dict[str, list[Writer]] = {}
         self._convention = (settings.gen_ai.operation_name, settings.gen_ai.provider_name)
         self._adders: dict[type, Callable[[Any, Callable[[], None]], None]] = {
             Step: self._add_steps,
             Facts: self._add_facts,
             Sleep: self._add_sleeps,
             Rejection: self._add_rejections,
+            Gone: self._add_gone,
             Health: self._add_health,
         }
         self.store = Store(self._metrics, exponential=settings.otlp.histograms == "exponential")
@@ -114,7 +124,7 @@ class Collector:
         """
         for engine in list(self._engines.values()):
             with self.store.lock:
-                self._settle(engine)
+                self._settle(engine, pause)
             pause()
         for family in self.store:
             with self.store.lock:
@@ -131,11 +141,15 @@ class Collector:
             self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
 
     def _expire(self, engine: Engine, clock: float) -> None:
-        """Take the gauges of an engine away that fell silent in the middle of work: they are not known any more."""
+        """Take the gauges of an engine away that fell silent in the middle of work, or never said how it does."""
         after = self._settings.stale_after
-        if engine.stale or not after or not engine.holds_requests or clock - engine.clock < after:
+        unknown = engine.holds_requests or (engine.served and not engine.scheduled)
+        if engine.stale or not after or not unknown or clock - engine.clock < after:
             return
         engine.stale = True
+        self._drop_gauges(engine)
+
+    def _drop_gauges(self, engine: Engine) -> None:
         for metric in self._metrics:
             if isinstance(metric, Gauge) and metric.momentary:
                 self.store[metric].drop(engine.scope)
@@ -156,13 +170,13 @@ class Collector:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
         if requests:
-            self._write(engine.rules[Finished], requests, requests[-1].time, pause)
+            self._write(engine.rules[Finished], Columns(requests), requests[-1].time, pause)
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:
             bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
             engine = self._engine(facts.model, facts.engine, bounds)
-            engine.kv_cache_tokens = facts.kv_cache_tokens
+            engine.kv_cache_tokens, engine.alone = facts.kv_cache_tokens, facts.alone
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
@@ -178,8 +192,19 @@ class Collector:
 
     def _add_rejections(self, records: Sequence[Rejection], pause: Callable[[], None]) -> None:
         for rejection in records:
-            rules = self._rules(rejection.model, "", self._bounds, Scope.MODEL)
-            self._write(rules[Rejection], [rejection], time.time(), pause)
+            rules = self._models.get(rejection.model)
+            if rules is None:
+                rules = self._rules(rejection.model, "", self._bounds, Scope.MODEL)[Rejection]
+                self._models[rejection.model] = rules
+            self._write(rules, [rejection], time.time(), pause)
+
+    def _add_gone(self, records: Sequence[Gone], pause: Callable[[], None]) -> None:
+        for gone in records:
+            engine = self._engines.pop((gone.model, gone.engine), None)
+            if engine is not None:
+                self._settle(engine, pause)
+                self._drop_gauges(engine)
+                self.store[itself.STEP_AGE].drop(engine.scope)
 
     def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
         self._write(self._process, records, time.time(), pause)
@@ -197,10 +222,14 @@ class Collector:
             try:
                 each.take([record], now)
             except Exception:  # noqa: BLE001 - see above
-                self.error("collect", "Could not add to %s", each.family.metric.name)
+                name = each.family.metric.name
+                self.error("collect", "Could not add to %s", name, key=f"add {name}")
 
     def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
         engine = self._engines.get((model, name))
+        if engine is None and len(self._engines) >= MOST_SCOPES:
+            model = name = OTHER  # something makes engines up
+            engine = self._engines.get((model, name))
         if engine is None or bounds is not None:
             if engine is not None:
                 self._settle(engine)

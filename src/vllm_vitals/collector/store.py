@@ -44,7 +44,10 @@ class Family:
         self._scopes.add(scope)
         places = zip(self._seen, self.metric.labels, own, strict=True)
         labels = [self._admit(seen, label, value) for seen, label, value in places]
-        return self.cells.setdefault((*scope, *labels), self._make(bounds))
+        key = (*scope, *labels)
+        if key not in self.cells:
+            self.cells[key] = self._make(bounds)
+        return self.cells[key]
 
     @staticmethod
     def _admit(seen: set[str], label: Label, value: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope, reader
 from vllm_vitals.collector.cells import Exemplar, HistogramCell
+from vllm_vitals.collector.columns import Columns, Floats
 from vllm_vitals.collector.store import Family
 from vllm_vitals.step import Finished
 
@@ -82,6 +83,8 @@ class HistogramWriter(Writer):
     ) -> None:
         metric: Histogram[Any] = family.metric  # type: ignore[assignment]
         super().__init__(family, scope, read)
+        self._field = read if isinstance(read, str) else ""
+        self._most = metric.ceiling if isinstance(metric.ceiling, str) else ""
         self._label = label
         self._bounds = bounds
         self._ceiling = reader(metric.ceiling) if metric.ceiling else None
@@ -89,6 +92,9 @@ class HistogramWriter(Writer):
         self._cells: dict[Any, HistogramCell] = {}
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        if self._field and not self._exemplars and isinstance(records, Columns):
+            self._observe_column(*records.column(self._field), records)
+            return
         values = list(map(self.read, records))
         if None in values:
             records = [record for record, value in zip(records, values, strict=True) if value is not None]
@@ -99,6 +105,16 @@ class HistogramWriter(Writer):
             self._extend(values, records[-1])
         else:
             self._observe(self._label, values, records)
+
+    def _observe_column(self, values: Floats, present: Any, records: Columns) -> None:
+        if self._most:
+            most, _ = records.column(self._most)
+            absurd = values > (most if present is None else most[present])
+            if absurd.any():
+                self.family.rejects[self.family.metric.name, "absurd"] += int(absurd.sum())
+                values = values[~absurd]
+        if values.size:
+            self._cell(self._label).extend(values)
 
     def _extend(self, values: Sequence["array[float]"], latest: Any) -> None:
         if any(values):

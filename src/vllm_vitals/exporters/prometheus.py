@@ -5,10 +5,11 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
-from wsgiref.simple_server import WSGIServer, make_server
+from wsgiref.simple_server import make_server
 
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
@@ -23,16 +24,59 @@ SLOWEST_CLIENT = 10.0
 """Seconds that a client may take to send its request or to read its answer."""
 
 
+SLOWEST_ANSWER = 60.0
+"""Seconds that a connection may last in all."""
+MOST_CLIENTS = 128
+"""Connections at once; more are closed."""
+
+
 class Handler(_SilentHandler):
     """Answers one connection, and gives a client that stalls up."""
 
     timeout = SLOWEST_CLIENT
 
 
+class _ClosedError(Exception):
+    """The server was told to end."""
+
+
 class Server(ThreadingWSGIServer):
     """`prometheus_client`'s server with room for many clients, each of whom may misbehave without a word."""
 
     request_queue_size = 128
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.closing = False
+        self._open: dict[socket.socket, float] = {}
+        """Connections and the monotonic seconds by which they have to be done."""
+
+    def serve(self) -> None:
+        """Answer until told to end."""
+        with suppress(_ClosedError):
+            self.serve_forever()
+
+    def service_actions(self) -> None:
+        """Look after connections; called after each of them and twice a second."""
+        if self.closing:
+            raise _ClosedError
+        now = time.monotonic()
+        for connection in [connection for connection, end in list(self._open.items()) if end < now]:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection on a thread of its own, unless there are too many."""
+        if len(self._open) >= MOST_CLIENTS:
+            self.shutdown_request(request)
+            return
+        self._open[request] = time.monotonic() + SLOWEST_ANSWER
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Say nothing of clients that hang up, stall or speak no TLS; anything else is logged once."""
@@ -49,7 +93,7 @@ class PrometheusExporter:
         self._host = host
         self._port = self._settings.port + rank if self._settings.port else 0
         self._joined = VitalsCollector(host.collector) if self._settings.join_native else None
-        self._servers: list[WSGIServer] = []
+        self._servers: list[Server] = []
         self._stopped = threading.Event()
         self._app = ScrapeApp(host.collector, host.feed, native_registry if self._settings.include_native else None)
 
@@ -74,7 +118,6 @@ class PrometheusExporter:
 
     def abandon(self) -> None:
         """Close what a fork copied of the sockets, so that the port goes free with the parent."""
-        self._stopped.set()
         if self._joined:
             self._joined.closed = True
         for server in self._servers:
@@ -82,8 +125,7 @@ class PrometheusExporter:
 
     def _close(self) -> None:
         for server in self._servers:
-            # `shutdown` waits for the server to look up, up to half a second: not on our time.
-            threading.Thread(target=server.shutdown, daemon=True).start()
+            server.closing = True
             server.server_close()
 
     def _listen(self) -> None:
@@ -109,7 +151,7 @@ class PrometheusExporter:
             return
 
 
-def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[WSGIServer]:
+def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[Server]:
     """Return running servers, one for each address of the host; `localhost` may be both 127.0.0.1 and ::1.
 
     Raises:
@@ -118,7 +160,7 @@ def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[WSGI
     context = tls_context(settings)
     found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
-    servers: list[WSGIServer] = []
+    servers: list[Server] = []
     for address in addresses:
         try:
             servers.append(_bind(address, servers[0].server_port if servers else port, context, app))
@@ -127,7 +169,7 @@ def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[WSGI
             if not servers:
                 raise
     for server in servers:
-        threading.Thread(target=server.serve_forever, name="vitals-scrapes", daemon=True).start()
+        threading.Thread(target=server.serve, name="vitals-scrapes", daemon=True).start()
     return servers
 
 
@@ -153,10 +195,10 @@ def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _bind(address: str, port: int, context: ssl.SSLContext | None, app: ScrapeApp) -> WSGIServer:
+def _bind(address: str, port: int, context: ssl.SSLContext | None, app: ScrapeApp) -> Server:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = type("Server", (Server,), {"address_family": family})
-    server: WSGIServer = make_server(address, port, app, kind, handler_class=Handler)
+    server: Server = make_server(address, port, app, kind, handler_class=Handler)
     if context is not None:
         # Shake hands on the connection's own thread: a client that never does would block every other.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)

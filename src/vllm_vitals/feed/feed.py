@@ -4,16 +4,20 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER, log_once
-from vllm_vitals.step import Health, Record, Step
+from vllm_vitals.step import Gone, Health, Record, Rejection, Sleep, Step
 
 BATCH = 32
 """Most steps that are read before they are added up together."""
+
+COMPLAIN = 60.0
+"""Seconds between two warnings of dropped steps."""
 
 Read = Callable[[Any, Any, Any, Any, float, float], Step]
 """Takes the three stats, the engine, Unix time and clock; returns a Step."""
@@ -26,6 +30,20 @@ class Sink(Protocol):
         """Take records, oldest first; `pause` is to be called between small pieces of work."""
 
 
+@dataclass(eq=False)
+class Source:
+    """A tap, how what it holds is read, and whose it is."""
+
+    tap: Tap
+    read: Read
+    model: str = ""
+    engines: Sequence[str] = ()
+    told: tuple[int, int, float] = (0, 0, 0.0)
+    """What the tap had dropped, failed at and spent at the last report."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    sleep: str | None = None
+
+
 class Feed:
     """Drains every tap of this process into one sink, a little at a time."""
 
@@ -33,18 +51,18 @@ class Feed:
         """`interval`: seconds between two drains."""
         self._sink = sink
         self._interval = interval
-        self._sources: list[tuple[Tap, Read]] = []
-        self._told: dict[Tap, tuple[int, int, float]] = {}
+        self._sources: list[Source] = []
         self._errors: Counter[str] = Counter()
         self._draining = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._complained = -COMPLAIN
         self.drained = time.monotonic()
         """Monotonic seconds of the latest finished drain."""
 
-    def attach(self, tap: Tap, read: Read) -> None:
+    def attach(self, source: Source) -> None:
         """Drain one more tap; the first one starts the thread."""
-        self._sources.append((tap, read))
+        self._sources.append(source)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="vitals-feeder", daemon=True)
             self._thread.start()
@@ -69,12 +87,17 @@ class Feed:
         """Take in everything that waits."""
         pause = Pace().breathe
         with self._draining:
-            for tap, read in self._sources:
-                waiting = len(tap.queue)
+            for source in list(self._sources):
+                waiting = len(source.tap.queue)
                 while waiting > 0:
-                    batch = [self._take(tap, read, pause) for _ in range(min(waiting, BATCH))]
+                    batch = [self._take(source, pause) for _ in range(min(waiting, BATCH))]
                     self._sink.add([record for record in batch if record is not None], pause)
                     waiting -= BATCH
+                self._sink.add(list(_events(source)), pause)
+                if source.tap.orphaned and not source.tap.queue:
+                    self._sink.add([Gone(source.model, engine) for engine in source.engines], pause)
+                    self._report(pause)
+                    self._sources.remove(source)
             self._report(pause)
             self.drained = time.monotonic()
 
@@ -86,9 +109,8 @@ class Feed:
 
     def close(self) -> None:
         """Forget everything without touching a thread or a lock: this is the child of a fork."""
-        self._stopped.set()
-        for tap, _ in self._sources:
-            tap.close()
+        for source in self._sources:
+            source.tap.close()
 
     def _run(self) -> None:
         stopped = False
@@ -100,36 +122,47 @@ class Feed:
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
 
-    def _take(self, tap: Tap, read: Read, pause: Callable[[], None]) -> Record | None:
+    def _take(self, source: Source, pause: Callable[[], None]) -> Record | None:
         pause()
         try:
-            item = tap.queue.popleft()
-            if not isinstance(item, tuple):
-                return item
-            clock, scheduler, iteration, multimodal, engine = item
+            clock, scheduler, iteration, multimodal, engine = source.tap.queue.popleft()
             now = time.time() - (time.monotonic() - clock)
-            return read(scheduler, iteration, multimodal, engine, now, clock)
+            return source.read(scheduler, iteration, multimodal, engine, now, clock)
         except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next step counts again
             self._errors["read"] += 1
-            log_once(logging.ERROR, "A step could not be read; the next one is", traceback=True)
+            log_once(logging.ERROR, "A step could not be read and is left out", traceback=True)
             return None
 
     def _report(self, pause: Callable[[], None]) -> None:
         """Tell the sink what the hooks and the feeder have been through since the last time."""
         health = Health()
-        for tap, _ in self._sources:
-            dropped, failed, hook_time = self._told.get(tap, (0, 0, 0.0))
-            now = (tap.dropped, tap.failed, tap.hook_time)
-            self._told[tap] = now
-            health.dropped += now[0] - dropped
-            health.hook_time += now[2] - hook_time
-            self._errors["hook"] += now[1] - failed
+        for source in self._sources:
+            tap = source.tap
+            dropped, failed, hook_time = source.told
+            source.told = (tap.dropped, tap.failed, tap.hook_time)
+            health.dropped += source.told[0] - dropped
+            health.hook_time += source.told[2] - hook_time
+            self._errors["hook"] += source.told[1] - failed
         health.errors = {stage: count for stage, count in self._errors.items() if count}
         self._errors.clear()
-        if health.dropped:
-            LOGGER.warning("The feeder cannot keep up: %d records were dropped", health.dropped)
+        if health.dropped and time.monotonic() - self._complained > COMPLAIN:
+            self._complained = time.monotonic()
+            LOGGER.warning("The feeder cannot keep up: %d steps were dropped (vitals.steps.dropped)", health.dropped)
         if health.dropped or health.hook_time or health.errors:
             self._sink.add([health], pause)
+
+
+def _events(source: Source) -> Iterator[Record]:
+    """Yield what the tap heard beside steps since the last time."""
+    for reason, count in list(source.tap.rejections.items()):
+        new = count - source.rejected.get(reason, 0)
+        if new:
+            source.rejected[reason] = count
+            yield Rejection(source.model, reason, new)
+    state = source.tap.sleep
+    if state != source.sleep and state is not None:
+        source.sleep = state
+        yield from (Sleep(source.model, engine, state) for engine in source.engines)
 
 
 def _shown(value: Any) -> str:

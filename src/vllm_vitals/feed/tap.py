@@ -4,23 +4,29 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
-from vllm_vitals.step import Rejection, Sleep
+MOST_REASONS = 16
+"""Reasons of rejections that are told apart; there are two."""
 
 
 class Tap:
     """The hooks of one `AsyncLLM` write here; a feeder drains it.
 
-    Only the thread of the event loop writes; `dropped`, `hook_time` (seconds) and `failed` only grow.
+    Only the thread of the event loop writes; `dropped`, `hook_time` (seconds), `failed` and `rejections` only grow.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: most records that wait; more are dropped and counted. 0 makes a tap that keeps nothing."""
-        # Each tuple is one `record()` call as it came: clock, scheduler, iteration and multimodal stats, engine.
-        self.queue: deque[tuple[Any, ...] | Sleep | Rejection] = deque()
+        """`limit`: most steps that wait; more are dropped and counted. 0 makes a tap that keeps nothing."""
+        # One item for each `record()` call as it came: clock, scheduler, iteration and multimodal stats, engine.
+        self.queue: deque[tuple[Any, ...]] = deque()
         self.limit = limit
         self.dropped = 0
         self.failed = 0
         self.hook_time = 0.0
+        self.rejections: dict[str, int] = {}
+        self.sleep: str | None = None
+        """The state that the engines were last said to be in."""
+        self.orphaned = False
+        """Set when nothing will come any more: the feeder lets go of the tap once it is empty."""
 
     def record(self, scheduler: Any, iteration: Any, multimodal: Any, engine: Any) -> None:
         """Keep what vLLM says of one step. The objects are read later, on another thread."""
@@ -32,12 +38,10 @@ class Tap:
             self.dropped += 1
         self.hook_time += monotonic() - clock
 
-    def event(self, event: Sleep | Rejection) -> None:
-        """Keep a rarer event."""
-        if len(self.queue) < self.limit:
-            self.queue.append(event)
-        elif self.limit:
-            self.dropped += 1
+    def reject(self, reason: str) -> None:
+        """Count a request that was turned away."""
+        if self.limit and (reason in self.rejections or len(self.rejections) < MOST_REASONS):
+            self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
     def close(self) -> None:
         """Keep nothing from now on, and forget what waits."""

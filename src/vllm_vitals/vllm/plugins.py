@@ -13,8 +13,7 @@ from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.runtime import SILENT, Runtime, runtime
-from vllm_vitals.step import Rejection, Sleep
-from vllm_vitals.vllm.facts import api_server, model_name, process_age
+from vllm_vitals.vllm.facts import api_server, process_age
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
@@ -45,6 +44,12 @@ def guarded(hook: Hook) -> Hook:
     return cast("Hook", call)
 
 
+def complete(logger: type) -> type:
+    """Let a logger be made although vLLM's base class may have new hooks: its own do nothing."""
+    logger.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return logger
+
+
 class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     """What our stat loggers share: the hooks that vLLM calls on its event loop.
 
@@ -57,8 +62,6 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
         self._tap: Tap = SILENT
-        self._engines = [str(index) for index in engine_indexes or [0]]
-        self._model = model_name(vllm_config)
         try:
             host = runtime()
             host.check(self.section)
@@ -101,14 +104,12 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     @guarded
     def record_sleep_state(self, sleep: Any = 0, level: Any = 0, *_args: Any, **_kwargs: Any) -> None:
         """Take in that all engines sleep (1) at a level, or are awake (0): vLLM calls it `is_awake`, but 1 is asleep."""
-        state = SLEEP_LEVELS.get(level, "paused") if sleep == 1 else "awake"
-        for engine in self._engines:
-            self._tap.event(Sleep(self._model, engine, state))
+        self._tap.sleep = SLEEP_LEVELS.get(level, "paused") if sleep == 1 else "awake"
 
     @guarded
     def record_admission_rejection(self, reason: Any = "", *_args: Any, **_kwargs: Any) -> None:
         """Take in that a request was turned away."""
-        self._tap.event(Rejection(self._model, str(reason)))
+        self._tap.reject(str(reason))
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: it is called only by some servers, so nothing of ours may depend on it."""
@@ -117,6 +118,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         """Do nothing: the engines have been up since before this logger was made."""
 
 
+@complete
 class PrometheusVitals(VitalsLogger):
     """A scrape endpoint on a port of its own."""
 
@@ -133,6 +135,7 @@ class PrometheusVitals(VitalsLogger):
         host.expose(self.name, lambda: PrometheusExporter(host, rank, native_registry))
 
 
+@complete
 class OtlpVitals(VitalsLogger):
     """A push over OTLP."""
 

@@ -11,7 +11,6 @@ from typing import Any
 from vllm_vitals.step import CLOCK_SLACK, CacheUse, Evictions, Finished, Speculation, Step
 from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
-FAILED = ("abort", "error")
 REQUEST_NUMBERS = (
     "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
 )  # fmt: skip
@@ -33,7 +32,7 @@ class Reader:
         self._complain = complain
         self._queues = Table(self._fields, ("kv_cache_usage",), QUEUES)
         self._outputs = Table(self._fields, (), OUTPUTS)
-        self._request = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS)
+        self._request = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
         self._details = details
         self._pooling = pooling
 
@@ -57,13 +56,15 @@ class Reader:
         step.prefix_cache = self._cache(fields.any(stats, "prefix_cache_stats"))
         self._read_external(step, fields.any(stats, "connector_prefix_cache_stats"))
         if step.prefix_cache and step.prefix_cache.hits:
-            step.cached_by_source = {"device": step.prefix_cache.hits} | step.cached_by_source
+            device = step.prefix_cache.hits + step.cached_by_source.get("device", 0)
+            step.cached_by_source = step.cached_by_source | {"device": device}
         step.kv_fetch = fields.counts(stats, FETCH_STAGES)
         step.lora_running = fields.counts(stats, "running_lora_adapters")
         step.lora_waiting = fields.counts(stats, "waiting_lora_adapters")
         if (speculation := fields.any(stats, "spec_decoding_stats")) is not None:
             step.speculation = self._speculation(speculation)
-        if events := fields.any(stats, "kv_cache_eviction_events"):
+        events = fields.any(stats, "kv_cache_eviction_events")
+        if not fields.is_empty(events):
             step.evictions = self._evictions(events)
         if (graph := fields.any(stats, "cudagraph_stats")) is not None:
             self._read_graph(step, graph)
@@ -75,6 +76,8 @@ class Reader:
             }
         if (details := fields.any(stats, "iteration_details")) is not None:
             self._read_details(step, details)
+        elif self._details and not hasattr(stats, "iteration_details"):
+            self._details = False  # before 0.26 the option only logs
 
     def _cache(self, stats: Any) -> CacheUse | None:
         if stats is None:
@@ -90,6 +93,8 @@ class Reader:
         step.external_prefix_cache = self._cache(stats)
         if stats is not None:
             step.cached_by_source = self._fields.counts(stats, "hits_by_source")
+            if not step.cached_by_source and step.external_prefix_cache and step.external_prefix_cache.hits:
+                step.cached_by_source = {"external_unspecified": step.external_prefix_cache.hits}
 
     def _speculation(self, stats: Any) -> Speculation:
         fields = self._fields
@@ -143,7 +148,8 @@ class Reader:
         step.first_token_latencies = fields.numbers(stats, "time_to_first_tokens_iter")
         step.sequences_asked = fields.numbers(stats, "n_params_iter")
         step.longest_outputs = fields.numbers(stats, "max_num_generation_tokens_iter")
-        if finished := fields.any(stats, "finished_requests"):
+        finished = fields.any(stats, "finished_requests")
+        if not fields.is_empty(finished):
             self._read_finished(step, finished)
 
     def _read_prompt(self, step: Step, stats: Any) -> None:
@@ -179,24 +185,21 @@ class Reader:
             return
         step.finished = requests
         for request in requests:
-            if request.reason in FAILED and not request.output_tokens and not self._pooling:
+            if not request.output_tokens and not self._pooling:
                 _forget_tokenless(request, step.first_token_latencies)
 
     def _finished(self, stats: Any, time: float) -> Finished:
-        fields = self._fields
-        reason = finish_reason(fields.any(stats, "finish_reason"))
-        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted = (
-            self._request.read(stats)
-        )
+        read = self._request.read(stats)
+        duration, queue, prefill, decode, inference, per_token, *counts, reason, request_id = read
+        given, made, cached, asked, preempted = counts
         if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
             queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
         if cached is not None and cached < 0:
             cached = 0  # it was never scheduled
         if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
             per_token = None
-        request_id = fields.any(stats, "request_id")
         return Finished(
-            reason, time, duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted,
+            finish_reason(reason), time, duration, queue, prefill, decode, inference, per_token, given, made, cached, asked or None, preempted,
             request_id if isinstance(request_id, str) else None,
         )  # fmt: skip
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from vllm_vitals.cli.checks import endpoint, installation, options, plugins, serve, tls
+from vllm_vitals.cli.checks import endpoint, installation, otlp, plugins, serve, tls
 from vllm_vitals.cli.checks.finding import Finding
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.checks.launch import Launch, settings
 
 Check = Callable[[Launch], Iterator[Finding]]
 
@@ -14,10 +14,11 @@ CHECKS: dict[str, Check] = {
     "plugin": plugins.registered,
     "vllm-plugins": plugins.allowed,
     "frontend": plugins.frontend,
-    "settings": options.settings,
+    "settings": settings,
     "serve": serve.expectations,
     "port": endpoint.port,
     "reach": endpoint.reach,
     "tls": tls.tls,
     "native": serve.native,
+    "otlp": otlp.receiver,
 }

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,7 +11,6 @@ from vllm_vitals.cli.checks import holder
 from vllm_vitals.cli.checks.command import DEFAULT_PORT
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.checks.launch import Launch
-from vllm_vitals.cli.checks.listening import addresses, listen
 from vllm_vitals.settings import PrometheusSettings
 
 HIGHEST = 65535
@@ -57,6 +57,28 @@ def reach(launch: Launch) -> Iterator[Finding]:
 def in_container(launch: Launch) -> bool:
     """Tell whether this looks like a container, where `localhost` is nobody else's."""
     return "KUBERNETES_SERVICE_HOST" in launch.environ or any(mark.exists() for mark in CONTAINER_MARKS)
+
+
+def addresses(host: str) -> list[str] | OSError:
+    """Return the addresses that the endpoint will listen on, IPv4 first, as the exporter does."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        return error if isinstance(error, OSError) else OSError(str(error))
+    return sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
+
+
+def listen(address: str, number: int) -> OSError | None:
+    """Listen for a moment, just as the exporter's server does; return what was in the way."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, number))
+            probe.listen()
+    except OSError as error:
+        return error
+    return None
 
 
 def _listening(launch: Launch) -> PrometheusSettings | Finding:

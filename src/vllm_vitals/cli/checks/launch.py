@@ -1,12 +1,24 @@
-"""The start of vLLM that is examined: its variables, its command line, its settings."""
+"""The start of vLLM that is examined: its variables, its command line, its settings and the check of them."""
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, reduce
+from typing import Any
 
 from vllm_vitals.cli.checks.command import CommandError, ServeCommand, parse
+from vllm_vitals.cli.checks.finding import Finding, fail, ok, warn
 from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
-from vllm_vitals.configuration import FILE_VARIABLE, PREFIX, Loaded, SettingsError, load
-from vllm_vitals.settings import PrometheusSettings, Settings
+from vllm_vitals.configuration import FILE_VARIABLE, PREFIX, Loaded, SettingsError, is_strict, load
+from vllm_vitals.settings import OtlpSettings, PrometheusSettings, Settings
+from vllm_vitals.standard import VARIABLES
+
+DOCUMENTED = "`vllm-vitals settings` lists every setting and what it allows."
+WITHOUT = {
+    "prometheus": "there will be no scrape endpoint",
+    "otlp": "nothing will be pushed over OTLP",
+    "gen_ai": "the gen_ai.server.* metrics will be left out",
+}
+"""What wrong settings of a section come to while those of no section are right."""
+LENIENT = frozenset(name for variable in VARIABLES if variable.lenient for name in variable.names)
 
 
 class Launch:
@@ -30,18 +42,24 @@ class Launch:
         except SettingsError as error:
             return error
 
-    @cached_property
+    @property
     def prometheus(self) -> PrometheusSettings | None:
-        """Return the scrape endpoint's settings, `None` when the settings are wrong."""
-        return self.outcome.settings.prometheus if isinstance(self.outcome, Loaded) else None
+        """Return the scrape endpoint's settings, `None` when they are wrong."""
+        settings = self._section("prometheus")
+        return settings.prometheus if settings else None
+
+    @property
+    def otlp(self) -> OtlpSettings | None:
+        """Return the push's settings, `None` when they are wrong."""
+        settings = self._section("otlp")
+        return settings.otlp if settings else None
 
     @cached_property
     def warnings(self) -> list[str]:
         """Return what the settings warn of, even when they are wrong."""
         if isinstance(self.outcome, Loaded):
             return self.outcome.warnings
-        unknown = {name: text for name, text in self.environ.items() if _is_unknown(name)}
-        return load(unknown).warnings
+        return load({name: text for name, text in self.environ.items() if _is_only_warned_of(name)}).warnings
 
     @cached_property
     def release(self) -> Release | None:
@@ -55,11 +73,42 @@ class Launch:
 
     def origin(self, section: str, name: str) -> str:
         """Return where a setting's value came from, as words: a variable, a place in the file, or the default."""
-        origins = self.outcome.origins if isinstance(self.outcome, Loaded) else {}
-        origin = origins.get((section, name)) or origins.get((section,))
+        if isinstance(self.outcome, SettingsError):
+            variable = f"{PREFIX}{section}__{name}".upper()
+            return f"from {variable}" if variable in self.environ else f"{variable} is not set"
+        origin = self.outcome.origins.get((section, name)) or self.outcome.origins.get((section,))
         return f"from {origin}" if origin else "the default"
 
+    def _section(self, name: str) -> Settings | None:
+        if isinstance(self.outcome, Loaded):
+            return self.outcome.settings
+        return None if name in self.outcome.problems else self.outcome.rest
 
-def _is_unknown(variable: str) -> bool:
+
+def settings(launch: Launch) -> Iterator[Finding]:
+    """Check the settings, and tell where each that is not a default came from."""
+    outcome = launch.outcome
+    if isinstance(outcome, Loaded):
+        told = [
+            f"{'.'.join(path)} = {reduce(_part, path, outcome.settings)} (from {origin})"
+            for path, origin in outcome.origins.items()
+        ]
+        yield ok("; ".join(told) if told else "every setting has its default")
+    else:
+        for section, lines in outcome.problems.items():
+            what_then = WITHOUT.get(section, "") if outcome.rest else "vLLM will start without our metrics"
+            if is_strict(launch.environ):
+                what_then = "vLLM will not start"
+            yield from (fail(line, f"Until then {what_then}. {DOCUMENTED}") for line in lines)
+    for line in launch.warnings:
+        yield warn(line, f"Correct it or unset it. {DOCUMENTED}")
+
+
+def _is_only_warned_of(variable: str) -> bool:
     name = variable.removeprefix(PREFIX).lower().split("__")[0]
-    return variable.startswith(PREFIX) and variable != FILE_VARIABLE and name not in Settings.model_fields
+    unknown = variable.startswith(PREFIX) and variable != FILE_VARIABLE and name not in Settings.model_fields
+    return unknown or variable in LENIENT
+
+
+def _part(whole: Any, name: str) -> Any:
+    return whole[name] if isinstance(whole, dict) else getattr(whole, name)

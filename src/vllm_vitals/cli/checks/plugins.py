@@ -10,6 +10,8 @@ from vllm_vitals.cli.checks.launch import Launch
 
 GROUP = "vllm.stat_logger_plugins"
 OURS = "vllm-vitals"
+PUSH = "vitals_otlp"
+SCRAPE = "vitals_prometheus"
 RUST = "VLLM_USE_RUST_FRONTEND"
 FIRST_RUST = (0, 22)
 NO_PYTHON = "vLLM's Rust front end has no Python API server, so no stat-logger plugin is ever loaded, silently."
@@ -38,9 +40,10 @@ def registered(_: Launch) -> Iterator[Finding]:
 
 
 def allowed(launch: Launch) -> Iterator[Finding]:
-    """Check that VLLM_PLUGINS, if set, lets our plugins through."""
+    """Check that VLLM_PLUGINS, if set, lets those of our plugins through that have something to do."""
     value = launch.environ.get("VLLM_PLUGINS")
-    ours = [point.name for point in _ours(entry_points(group=GROUP))]
+    idle = _idle(launch)
+    ours = [point.name for point in _ours(entry_points(group=GROUP)) if point.name not in idle]
     if value is None:
         yield ok("VLLM_PLUGINS is not set: vLLM loads every plugin")
     elif not ours:
@@ -70,6 +73,13 @@ def _ours(points: object) -> list[EntryPoint]:
     return [point for point in points if _owner(point) == OURS]  # type: ignore[attr-defined]
 
 
+def _idle(launch: Launch) -> set[str]:
+    """Return the plugins of ours that the settings leave nothing to do; one of them at least has always something."""
+    if launch.otlp is not None and not (launch.otlp.enabled and launch.otlp.endpoint):
+        return {PUSH}
+    return {SCRAPE} if launch.prometheus is not None and not launch.prometheus.enabled else set()
+
+
 def _filtered(value: str, ours: list[str]) -> Finding:
     """Judge a VLLM_PLUGINS; vLLM splits it at commas and compares as is, blanks and quotes included."""
     listed = value.split(",")
@@ -89,4 +99,4 @@ def _filtered(value: str, ours: list[str]) -> Finding:
         found += f": vLLM splits at commas and keeps blanks and quotes, so {trapped} match nothing"
         return fail(found, set_it)
     advice = f'Append ",{",".join(missing)}", without blanks: VLLM_PLUGINS="{good}"'
-    return fail(found, advice) if len(missing) == len(ours) else warn(found, advice)
+    return warn(found, advice) if missing == [SCRAPE] != ours else fail(found, advice)

@@ -1,6 +1,7 @@
 """The thread that pushes: at every interval what there is, with nothing lost while nobody takes it."""
 
 import logging
+import math
 import os
 import threading
 import time
@@ -62,9 +63,13 @@ class OtlpExporter:
         self._transport: Transport | None = None
         self._stuck: list[threading.Thread] = []
         self._stopped = threading.Event()
-        self._pushing = threading.Lock()
+        self._end = math.inf
+        """Monotonic seconds by which the last push has to be done."""
+        self._thread: threading.Thread | None = None
         self._failures = 0
-        self._said = ""
+        self._said: set[str] = set()
+        """The kinds of failure that were logged since the latest success."""
+        self._partial = False
 
     def start(self) -> None:
         """Begin pushing on another thread, the first time after one interval."""
@@ -79,21 +84,20 @@ class OtlpExporter:
             settings.histograms,
             settings.timeout,
         )
-        threading.Thread(target=self._run, name="vitals-otlp", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="vitals-otlp", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Push once more, and hold the process no longer than the bound, whatever the peer does."""
-        self._stopped.set()
         bound = self._settings.shutdown_timeout
-        if bound <= 0:
-            return
-        last = threading.Thread(target=self._last_push, args=(bound,), name="vitals-otlp-last", daemon=True)
-        last.start()
-        last.join(bound)
+        self._end = time.monotonic() + bound
+        self._stopped.set()
+        if self._thread is not None:
+            # A thread cannot be started any more when an interpreter ends: the running one makes the last push.
+            self._thread.join(bound)
 
     def abandon(self) -> None:
-        """Send nothing: this is the child of a fork."""
-        self._stopped.set()
+        """Do nothing: no thread of ours survives a fork, and a lock may be held for ever in its child."""
 
     def push(self, timeout: float) -> Answer:
         """Build one push, send it, and take note of what came of it."""
@@ -105,7 +109,7 @@ class OtlpExporter:
             answer = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
             self._collector.error("export", "A push could not be built", key="otlp-build")
-            answer, push = Answer(error=f"{type(error).__name__}: {error}"), None
+            answer, push = Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__), None
         if answer.ok and push is not None:
             self._points.acknowledge(push)
         self._collector.export(NAME, time.perf_counter() - start if answer.ok else None)
@@ -116,42 +120,52 @@ class OtlpExporter:
         wait = self._settings.interval
         while not self._stopped.wait(wait):
             begun = time.monotonic()
-            with self._pushing:
-                answer = self.push(self._settings.timeout)
+            answer = self.push(self._settings.timeout)
             left = self._settings.interval - (time.monotonic() - begun)
             wait = max(left, min(answer.retry_after, LONGEST_PAUSE), 0.0)
-
-    def _last_push(self, bound: float) -> None:
-        end = time.monotonic() + bound
-        # A push in progress has what there was at its start; wait for it only as long as one more can be made.
-        if self._pushing.acquire(timeout=bound / 2):
-            self._transport = None
-            self.push(max(end - time.monotonic(), 0.1))
+        self._close()
+        left = self._end - time.monotonic()
+        if left > 0:
+            self.push(left)
+            self._close()
 
     def _send(self, push: Push, timeout: float) -> Answer:
         """Send on a thread of its own: a peer that answers byte by byte outlasts every timeout."""
+        data, answers = self._data(push), list[Answer]()
+        transport = self._transport = self._transport or self._connect(self._target, timeout)
+        if self._stopped.is_set():
+            _deliver(transport, data, answers)  # whoever stops us does not wait longer than the bound
+            return answers[0]
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= MOST_STUCK:
-            return Answer(error=f"{MOST_STUCK} earlier pushes still wait for their answers to end")
-        answers: list[Answer] = []
-        data = self._data(push)
-        transport = self._transport = self._transport or self._connect(self._target, timeout)
+            return Answer(error=f"{MOST_STUCK} earlier pushes still wait for their answers to end", kind="stuck")
         thread = threading.Thread(target=_deliver, args=(transport, data, answers), daemon=True, name="vitals-push")
         thread.start()
-        thread.join(timeout + GRACE)
+        self._await(thread, timeout + GRACE)
         if not answers:
             self._stuck.append(thread)
             self._transport = None
-            return Answer(error=f"no answer within {timeout + GRACE:g} s")
+            return Answer(error=f"no answer within {timeout + GRACE:g} s", kind="timeout")
         if not answers[0].ok:
-            self._drop(transport)
+            self._close()  # and connect anew: the peer may have moved, or have a new certificate
         return answers[0]
 
-    def _drop(self, transport: Transport) -> None:
-        """Connect anew after a failure: the peer may have moved, or have a new certificate."""
-        self._transport = None
+    def _await(self, thread: threading.Thread, timeout: float) -> None:
+        """Wait for a push to come back; once we are stopped, leave half of the time for the last one."""
+        end = time.monotonic() + timeout
+        while thread.is_alive():
+            if self._stopped.is_set():
+                end = min(end, self._end - self._settings.shutdown_timeout / 2)
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            thread.join(min(left, 0.1))
+
+    def _close(self) -> None:
+        transport, self._transport = self._transport, None
         try:
-            transport.close()
+            if transport is not None:
+                transport.close()
         except Exception:  # noqa: BLE001 - it is gone either way
             LOGGER.debug("closing a connection failed", exc_info=True)
 
@@ -162,34 +176,30 @@ class OtlpExporter:
 
     def _tell(self, answer: Answer) -> None:
         """Log each kind of failure once, and its end."""
+        shown = self._target.shown
         if not answer.ok:
             self._failures += 1
-            if answer.error != self._said:
-                level = logging.ERROR if answer.permanent else logging.WARNING
-                LOGGER.log(
-                    level,
-                    "OTLP push to %s failed: %s. %s; nothing is lost meanwhile",
-                    self._target.shown,
-                    answer.error,
+            if answer.kind not in self._said:
+                self._said.add(answer.kind)
+                then = (
                     "It will fail until the setting or the receiver is changed; trying on at every interval"
                     if answer.permanent
-                    else "Trying again at every interval",
+                    else "Trying again at every interval"
                 )
-                self._said = answer.error
+                level = logging.ERROR if answer.permanent else logging.WARNING
+                LOGGER.log(
+                    level, "OTLP push to %s failed: %s. %s; nothing is lost meanwhile", shown, answer.error, then
+                )
             return
         if self._failures:
-            LOGGER.info("OTLP push to %s succeeds again after %d failures", self._target.shown, self._failures)
-        self._failures, said = 0, self._said
-        self._said = ""
-        if answer.rejected or answer.warning:
-            self._said = f"{answer.rejected} {answer.warning}"
-            if self._said != said:
-                LOGGER.warning(
-                    "OTLP receiver %s took a push without %d of its points: %s",
-                    self._target.shown,
-                    answer.rejected,
-                    answer.warning or "it does not say why",
-                )
+            LOGGER.info("OTLP push to %s succeeds again after %d failures", shown, self._failures)
+            self._failures = 0
+            self._said.clear()
+        partial = bool(answer.rejected or answer.warning)
+        if partial and not self._partial:
+            reason = answer.warning or "it does not say why"
+            LOGGER.warning("OTLP receiver %s took a push without %d of its points: %s", shown, answer.rejected, reason)
+        self._partial = partial
 
 
 def otlp_exporter(collector: Collector, settings: Settings, version: str, age: float) -> OtlpExporter:
@@ -201,9 +211,8 @@ def otlp_exporter(collector: Collector, settings: Settings, version: str, age: f
     target = resolve(settings.otlp)
     if target is None:
         raise ValueError("otlp.endpoint is not set")
-    identity = resource(
-        os.environ, service=settings.otlp.service_name, version=version, attributes=settings.otlp.resource
-    )
+    otlp = settings.otlp
+    identity = resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
     return OtlpExporter(
         collector, settings.otlp, target, identity, started=time.time() - age, fresh=settings.stale_after
     )
@@ -213,4 +222,4 @@ def _deliver(transport: Transport, data: MetricsData, answers: list[Answer]) -> 
     try:
         answers.append(transport.send(data))
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(Answer(error=f"{type(error).__name__}: {error}"))
+        answers.append(Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__))

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from opentelemetry.sdk.resources import Resource
 
-from vllm_vitals.settings import OtlpSettings
-
-DEFAULT_SERVICE = OtlpSettings.model_fields["service_name"].default
+DEFAULT_SERVICE = "vllm"
 DOWNWARD = {
     "k8s.pod.name": ("K8S_POD_NAME", "POD_NAME"),
     "k8s.pod.uid": ("K8S_POD_UID", "POD_UID"),
@@ -22,14 +20,16 @@ DOWNWARD = {
 """Attributes, and the variables by which pods usually get them through the downward API."""
 
 
-def resource(environ: Mapping[str, str], *, service: str, version: str, attributes: Mapping[str, str]) -> Resource:
+def resource(
+    environ: Mapping[str, str], *, service: str | None, version: str, attributes: Mapping[str, str]
+) -> Resource:
     """Return the resource of this process.
 
     Configured `attributes` win over what is found, and a service name that is set wins over theirs.
     `service.instance.id` is new for every process start, so that no receiver mixes two of them up.
     """
     found: dict[str, str | int] = {
-        "service.name": service,
+        "service.name": DEFAULT_SERVICE,
         "service.instance.id": str(uuid.uuid4()),
         "service.version": version,
         "host.name": socket.gethostname(),
@@ -43,6 +43,5 @@ def resource(environ: Mapping[str, str], *, service: str, version: str, attribut
         value = next((environ[name] for name in variables if environ.get(name)), "")
         if value:
             found[attribute] = value
-    if service != DEFAULT_SERVICE:
-        attributes = {name: value for name, value in attributes.items() if name != "service.name"}
-    return Resource({**found, **attributes})
+    chosen = {"service.name": service} if service else {}
+    return Resource({**found, **attributes, **chosen})

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from opentelemetry.sdk.metrics._internal.exemplar import Exemplar as OtelExemplar
@@ -20,10 +21,10 @@ from opentelemetry.sdk.metrics.export import Gauge as GaugePoints
 from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
 from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 
-from vllm_vitals.catalog.metric import Key, Metric
+from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell
 from vllm_vitals.collector.exponential import Exponential
-from vllm_vitals.collector.store import Family, Store
+from vllm_vitals.collector.store import Store
 
 NANO = 1_000_000_000
 Pause = Callable[[], None]
@@ -44,7 +45,7 @@ class Paced(list[T], Generic[T]):
 
 
 class State(NamedTuple):
-    """What a cell held when it was read."""
+    """What a series held when it was read."""
 
     value: float
     counts: tuple[int, ...] = ()
@@ -53,34 +54,68 @@ class State(NamedTuple):
     greatest: float = -math.inf
 
 
+class Described(NamedTuple):
+    """What OTLP says of a metric; `kind` is counter, gauge or histogram."""
+
+    name: str
+    help: str
+    unit: str
+    kind: str
+
+
+class Series(NamedTuple):
+    """One series as it is pushed."""
+
+    metric: Described
+    labels: tuple[tuple[str, str], ...]
+    state: State
+    bounds: tuple[float, ...] = ()
+    cell: Cell | None = None
+    """Tells a series from another that came after it under the same labels."""
+    seen: float | None = None
+    """Unix time at which a gauge was observed; `None` stands for now."""
+    exemplars: Sequence[Exemplar] = ()
+
+
+Place = tuple[str, tuple[tuple[str, str], ...]]
+
+
 @dataclass
 class Window:
-    """What a receiver has acknowledged of one cell, and the extremes of values that it has not seen."""
+    """What a receiver has acknowledged of one series, and the nanoseconds of that push."""
 
-    state: State
+    series: Series
     since: int
-    """Nanoseconds of the acknowledged push."""
-    cell: Cell
 
 
 @dataclass
 class Push:
-    """Metrics to send, and what is acknowledged with them."""
+    """Metrics to send, and the series that are acknowledged with them."""
 
     metrics: list[OtelMetric]
     time: int
-    states: dict[tuple[Metric[Any], Key], tuple[Cell, State]] = field(default_factory=dict)
+    series: dict[Place, Series] = field(default_factory=dict)
     points: int = 0
 
 
 class PointBuilder:
     """Builds pushes from one store and remembers what was acknowledged; for one thread."""
 
-    def __init__(self, store: Store, *, temporality: str, exponential: bool, started: float, fresh: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        temporality: str,
+        exponential: bool,
+        started: float,
+        fresh: float,
+        more: Callable[[Pause], Iterable[Series]] = lambda _: (),
+    ) -> None:
         """Take note of how to build.
 
         `temporality`: cumulative, delta or lowmemory. `started`: Unix seconds. `fresh`: how many seconds the
-        observation time of a gauge of the moment stands; an older one was confirmed by silence.
+        observation time of a gauge of the moment stands; an older one was confirmed by silence. `more`: gives
+        series from elsewhere to be pushed too.
         """
         self._store = store
         # Delta and lowmemory differ for asynchronous counters only, of which there are none here.
@@ -88,87 +123,83 @@ class PointBuilder:
         self._exponential = exponential
         self._started = int(started * NANO)
         self._fresh = fresh
-        self._acknowledged: dict[tuple[Metric[Any], Key], Window] = {}
-        self._attributes: dict[tuple[Metric[Any], Key], dict[str, str]] = {}
+        self._more = more
+        self._acknowledged: dict[Place, Window] = {}
 
     def build(self, pause: Pause) -> Push:
         """Return what is to be sent now."""
         push = Push([], time.time_ns())
-        for family in self._store:
-            made = self._metric(family, push, pause)
-            if made is not None:
-                push.metrics.append(made)
+        points: dict[Described, list[Any]] = {}
+        for series in chain(self._own(push.time, pause), self._more(pause)):
+            push.series[series.metric.name, series.labels] = series
+            point = self._point(series, push.time)
+            if point is not None:
+                points.setdefault(series.metric, []).append(point)
+                push.points += 1
+            pause()
+        for metric, made in points.items():
+            data = self._data(metric.kind, made[0], Paced(made, pause))
+            push.metrics.append(OtelMetric(metric.name, metric.help, metric.unit, data))
         return push
 
     def acknowledge(self, push: Push) -> None:
         """Take note that a receiver has a push: only now do differences start anew."""
         if self._delta:
-            self._acknowledged = {place: Window(state, push.time, cell) for place, (cell, state) in push.states.items()}
-        held = push.states.keys()
-        for place in [place for place in self._attributes if place not in held]:
-            del self._attributes[place]
+            self._acknowledged = {place: Window(series, push.time) for place, series in push.series.items()}
 
-    def _metric(self, family: Family, push: Push, pause: Pause) -> OtelMetric | None:
-        metric = family.metric
-        with self._store.lock:
-            cells = list(family.cells.items())
-        points: list[Any] = []
-        for key, cell in cells:
+    def _own(self, now: int, pause: Pause) -> Iterator[Series]:
+        """Yield the store's series as they are at this moment."""
+        for family in self._store:
+            metric = family.metric
+            described = Described(metric.name, metric.help, metric.unit, metric.kind)
             with self._store.lock:
-                state = _read(cell)
-                exemplars = dict(cell.exemplars) if isinstance(cell, HistogramCell) else {}
-            push.states[metric, key] = (cell, state)
-            point = self._point(metric, key, cell, state, exemplars, push.time)
-            if point is not None:
-                points.append(point)
+                cells = list(family.cells.items())
+            for key, cell in cells:
+                with self._store.lock:
+                    state = _read(cell)
+                    exemplars = tuple(cell.exemplars.values()) if isinstance(cell, HistogramCell) else ()
+                pairs = zip(metric.labelnames, key, strict=True)
+                labels = tuple((name, _unicode(value)) for name, value in pairs if value)
+                bounds = cell.bounds if isinstance(cell, HistogramCell) else ()
+                yield Series(described, labels, state, bounds, cell, self._seen(metric, cell, now), exemplars)
             pause()
-        if not points:
-            return None
-        push.points += len(points)
-        return OtelMetric(metric.name, metric.help, metric.unit, self._data(metric, Paced(points, pause)))
 
-    def _data(self, metric: Metric[Any], points: Any) -> Any:
-        temporality = AggregationTemporality.DELTA if self._delta else AggregationTemporality.CUMULATIVE
-        if metric.kind == "counter":
-            return Sum(points, temporality, is_monotonic=True)
-        if metric.kind == "gauge":
-            return GaugePoints(points)
-        return (ExponentialHistogram if self._exponential else HistogramPoints)(points, temporality)
-
-    def _point(
-        self, metric: Metric[Any], key: Key, cell: Cell, state: State, exemplars: dict[int, Exemplar], now: int
-    ) -> Any:
-        attributes = self._attributes.get((metric, key))
-        if attributes is None:
-            pairs = zip(metric.labelnames, key, strict=True)
-            attributes = self._attributes[metric, key] = {name: value for name, value in pairs if value}
-        if metric.kind == "gauge":
-            return NumberDataPoint(attributes, 0, self._observed(metric, cell, now), state.value)
-        window = self._acknowledged.get((metric, key))
-        start = self._started
-        if window is not None and window.cell is cell:
-            start, state = window.since, _difference(state, window.state)
-            if not (any(state.counts) if metric.kind == "histogram" else state.value):
-                return None
-        if metric.kind == "counter":
-            return NumberDataPoint(attributes, start, now, state.value)
-        return self._histogram(attributes, start, now, cell, state, exemplars)
-
-    def _observed(self, metric: Metric[Any], cell: Cell, now: int) -> int:
+    def _seen(self, metric: Metric[Any], cell: Cell, now: int) -> float | None:
         """Return when a gauge was observed: the step's time while steps come, else now."""
-        seen = int(getattr(cell, "time", 0.0) * NANO)
-        momentary = getattr(metric, "momentary", False)
-        return seen if momentary and 0 <= now - seen < self._fresh * NANO else now
+        seen: float = getattr(cell, "time", 0.0)
+        return seen if getattr(metric, "momentary", False) and 0 <= now / NANO - seen < self._fresh else None
 
-    def _histogram(
-        self, attributes: dict[str, str], start: int, now: int, cell: Any, state: State, exemplars: dict[int, Exemplar]
-    ) -> Any:
+    def _data(self, kind: str, first: Any, points: Any) -> Any:
+        temporality = AggregationTemporality.DELTA if self._delta else AggregationTemporality.CUMULATIVE
+        if kind == "counter":
+            return Sum(points, temporality, is_monotonic=True)
+        if kind == "gauge":
+            return GaugePoints(points)
+        exponential = isinstance(first, ExponentialHistogramDataPoint)
+        return (ExponentialHistogram if exponential else HistogramPoints)(points, temporality)
+
+    def _point(self, series: Series, now: int) -> Any:
+        attributes = dict(series.labels)
+        if series.metric.kind == "gauge":
+            seen = now if series.seen is None else int(series.seen * NANO)
+            return NumberDataPoint(attributes, 0, seen, series.state.value)
+        start, state = self._started, series.state
+        window = self._acknowledged.get((series.metric.name, series.labels))
+        if window is not None and window.series.cell is series.cell and _follows(state, window.series.state):
+            start, state = window.since, _difference(state, window.series.state)
+            if not (any(state.counts) if series.metric.kind == "histogram" else state.value):
+                return None
+        if series.metric.kind == "counter":
+            return NumberDataPoint(attributes, start, now, state.value)
+        return self._histogram(series, attributes, start, now, state)
+
+    def _histogram(self, series: Series, attributes: dict[str, str], start: int, now: int, state: State) -> Any:
         count = sum(state.counts)
         known = count and math.isfinite(state.least)
         # The encoder leaves out extremes that are None, though the type does not say so.
         least: Any = state.least if known else None
         greatest: Any = state.greatest if known else None
-        shown = [_exemplar(each) for each in exemplars.values() if each.time * NANO >= start]
+        shown = [_exemplar(each) for each in series.exemplars if each.time * NANO >= start]
         if self._exponential and state.exponential is not None:
             buckets = state.exponential
             positive = Buckets(buckets.offset, buckets.counts.tolist())
@@ -177,7 +208,7 @@ class PointBuilder:
                 least, greatest, shown,
             )  # fmt: skip
         return HistogramDataPoint(
-            attributes, start, now, count, state.value, list(state.counts), cell.bounds, least, greatest, shown
+            attributes, start, now, count, state.value, list(state.counts), series.bounds, least, greatest, shown
         )
 
 
@@ -188,6 +219,14 @@ def _read(cell: Cell) -> State:
     cell.settle()
     exponential = cell.exponential.copy() if cell.exponential is not None else None
     return State(cell.total, tuple(cell.counts), exponential, cell.least, cell.greatest)
+
+
+def _follows(state: State, before: State) -> bool:
+    """Tell whether a state can have grown out of an earlier one; a counter of vLLM's may have begun anew."""
+    if not before.counts:
+        return state.value >= before.value
+    same = len(state.counts) == len(before.counts)
+    return same and all(now >= then for now, then in zip(state.counts, before.counts, strict=True))
 
 
 def _difference(state: State, before: State) -> State:
@@ -201,4 +240,9 @@ def _difference(state: State, before: State) -> State:
 
 
 def _exemplar(exemplar: Exemplar) -> OtelExemplar:
-    return OtelExemplar({"request_id": exemplar.request_id}, exemplar.value, int(exemplar.time * NANO))
+    return OtelExemplar({"request_id": _unicode(exemplar.request_id)}, exemplar.value, int(exemplar.time * NANO))
+
+
+def _unicode(text: str) -> str:
+    """Return text that can be encoded: a lone surrogate, from bytes that are no UTF-8, cannot."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

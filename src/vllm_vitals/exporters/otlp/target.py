@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from vllm_vitals.settings import OtlpSettings
+from vllm_vitals.settings import OtlpSettings, without_password
 
 SIGNAL_PATH = "/v1/metrics"
 
@@ -34,9 +34,7 @@ class Target:
     @property
     def shown(self) -> str:
         """Return the endpoint as it may be logged: without a password that it may hold."""
-        scheme, separator, rest = self.endpoint.rpartition("://")
-        authority, slash, path = rest.partition("/")
-        return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+        return without_password(self.endpoint)
 
 
 def resolve(settings: OtlpSettings) -> Target | None:

@@ -5,6 +5,7 @@ a minute, is shown to it as final.
 """
 
 import logging
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import grpc
 import requests
 from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
@@ -27,6 +29,11 @@ FINAL = 400
 """The status that an exporter is shown for a failure."""
 TRANSIENT_HTTP = (408, 429, 500, 502, 503, 504)
 PERMANENT_GRPC = ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
+OWN_HEADERS = (
+    "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type",
+    "host", "user-agent",
+)  # fmt: skip
+"""Headers that a request has without being told to."""
 MOST_ANSWER = 65536
 """Bytes of an answer that are read."""
 
@@ -37,6 +44,8 @@ class Answer:
 
     ok: bool = False
     error: str = "no answer"
+    kind: str = ""
+    """What sort of failure it is: two errors of one kind may differ in their words."""
     permanent: bool = False
     """Whether the same push will fail again until somebody changes something."""
     retry_after: float = 0.0
@@ -62,21 +71,28 @@ def connect(target: Target, timeout: float) -> Transport:
 
 
 class _Session(requests.Session):
-    """Keeps what came of the latest request."""
+    """Sends what the target says and nothing else, and keeps what came of the latest request."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, target: Target, timeout: float) -> None:
         super().__init__()
         self.answer = Answer()
+        self.auth = lambda request: request  # else a .netrc would replace our Authorization
+        self._ca = target.ca
         self._timeout = timeout
+        self._allowed = {*map(str.lower, target.headers), *OWN_HEADERS}
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         deadline = time.monotonic() + self._timeout
         kwargs |= {"stream": True, "timeout": self._timeout, "allow_redirects": False}
+        if self._ca:
+            kwargs["verify"] = self._ca  # else REQUESTS_CA_BUNDLE would win
+        for name in [name for name in request.headers if name.lower() not in self._allowed]:
+            del request.headers[name]  # the exporter adds what the variables say even where ours replace them
         try:
             response = super().send(request, **kwargs)
             body = _bounded(response, deadline)
         except (requests.RequestException, OSError) as error:
-            self.answer = Answer(error=_reason(error))
+            self.answer = Answer(error=_reason(error), kind=type(error).__name__)
             return _final()
         self.answer = _http_answer(response, body)
         return response if self.answer.ok else _final()
@@ -110,6 +126,7 @@ def _http_answer(response: requests.Response, body: bytes) -> Answer:
     said = f"HTTP {status} {response.reason or ''}".strip()
     return Answer(
         error=f"{said}: {text}" if text and text.isprintable() else said,
+        kind=said,
         permanent=status not in TRANSIENT_HTTP,
         retry_after=_seconds(response.headers.get("Retry-After", "")),
     )
@@ -133,7 +150,8 @@ def _partly(response: Any) -> Answer:
 def _seconds(header: str) -> float:
     """Return the seconds of a Retry-After header, which may also be a date."""
     try:
-        return max(float(header), 0.0)
+        seconds = float(header)
+        return 0.0 if math.isnan(seconds) else max(seconds, 0.0)
     except ValueError:
         pass
     try:
@@ -156,7 +174,8 @@ class HttpTransport:
     """OTLP over HTTP with protobuf."""
 
     def __init__(self, target: Target, timeout: float) -> None:
-        self._session = _Session(timeout)
+        self._target = target
+        self._session = _Session(target, timeout)
         self._exporter = HttpExporter(
             endpoint=target.endpoint,
             certificate_file=target.ca,
@@ -172,7 +191,7 @@ class HttpTransport:
         self._session.answer = Answer(error="the push could not be encoded")
         with _quiet():
             self._exporter.export(data)
-        return self._session.answer
+        return _redacted(self._session.answer, self._target)
 
     def close(self) -> None:  # noqa: D102
         self._session.close()
@@ -210,21 +229,42 @@ class _Stub:
 
 def _grpc_answer(error: Any) -> Answer:
     code = error.code().name
-    retry = RetryInfo()
-    for name, value in error.trailing_metadata() or ():
-        if name == "google.rpc.retryinfo-bin":
-            retry.ParseFromString(value)
     return Answer(
         error=f"gRPC {code}: {error.details()}"[:300],
+        kind=f"gRPC {code}",
         permanent=code in PERMANENT_GRPC,
-        retry_after=retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9,
+        retry_after=_retry_delay(error.trailing_metadata() or ()),
     )
+
+
+def _retry_delay(metadata: Any) -> float:
+    """Return the seconds of a RetryInfo, which servers put into the details of a status."""
+    retry = RetryInfo()
+    for name, value in metadata:
+        try:
+            if name == "grpc-status-details-bin":
+                for detail in Status.FromString(value).details:
+                    detail.Unpack(retry)
+            elif name == "google.rpc.retryinfo-bin":
+                retry.ParseFromString(value)
+        except Exception:  # noqa: BLE001, S112 - garbage must not hide the error itself
+            continue
+    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+
+
+def _redacted(answer: Answer, target: Target) -> Answer:
+    """Return an answer without the headers' values: some receivers repeat a token that they refuse."""
+    for secret in filter(None, target.headers.values()):
+        answer.error = answer.error.replace(secret, "***")
+        answer.warning = answer.warning.replace(secret, "***")
+    return answer
 
 
 class GrpcTransport:
     """OTLP over gRPC."""
 
     def __init__(self, target: Target, timeout: float) -> None:
+        self._target = target
         self._exporter = GrpcExporter(
             endpoint=target.endpoint,
             insecure=target.insecure,
@@ -240,7 +280,7 @@ class GrpcTransport:
         self._stub.answer = Answer(error="the push could not be encoded")
         with _quiet():
             self._exporter.export(data)
-        return self._stub.answer
+        return _redacted(self._stub.answer, self._target)
 
     def close(self) -> None:  # noqa: D102
         with _quiet():

@@ -1,0 +1,424 @@
+"""Receivers that refuse, hang, trickle, talk nonsense or say no: bounded, told once, counted, and made up for later."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.any_pb2 import Any as Packed
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from prometheus_client import CollectorRegistry
+
+from tests.unit.builders import MODEL, feed, step
+from tests.unit.otlp import (
+    HOST,
+    RECEIVERS,
+    GrpcReceiver,
+    HttpReceiver,
+    Pusher,
+    Refusal,
+    Reply,
+    free_port,
+    partial,
+    peer,
+    refusing,
+    said,
+    trickle,
+    trickle_body,
+    wait_until,
+)
+from vllm_vitals.exporters.otlp import exporter as module
+from vllm_vitals.exporters.otlp.transport import _seconds
+from vllm_vitals.exporters.registry import VitalsCollector
+
+LABEL = {"exporter": "otlp"}
+TOKENS = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
+
+kinds = pytest.mark.parametrize("kind", RECEIVERS)
+protocols = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+
+
+@pytest.fixture(autouse=True)
+def _hear_all(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+@pytest.fixture
+def pushing() -> Iterator[Callable[..., Pusher]]:
+    """Make pushers that are told to end."""
+    made: list[Pusher] = []
+
+    def make(endpoint: str, **values: Any) -> Pusher:
+        made.append(Pusher(endpoint, **{"shutdown_timeout": 0.0, **values}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.exporter.stop()
+        each.close()
+
+
+def count(pusher: Pusher, name: str) -> float:
+    registry = CollectorRegistry()
+    registry.register(VitalsCollector(pusher.collector))
+    return registry.get_sample_value(name, LABEL) or 0.0
+
+
+def outcomes(pusher: Pusher) -> tuple[float, float, float]:
+    """Return exports, failed ones and observed durations."""
+    names = ("vitals_exports_total", "vitals_exports_failed_total", "vitals_export_duration_seconds_count")
+    exports, failed, durations = (count(pusher, name) for name in names)
+    return exports, failed, durations
+
+
+def tell(pusher: Pusher, tokens: int = 1) -> None:
+    feed(pusher.collector, step(running=1, generation_tokens=tokens))
+
+
+def loud(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return what was logged from warnings on, whoever logged it."""
+    return said([record for record in caplog.records if record.levelno >= logging.WARNING])
+
+
+# --- Nobody there, and then somebody
+
+
+@kinds
+def test_an_outage_is_told_once_and_so_is_its_end(kind: Any, caplog: pytest.LogCaptureFixture, pushing: Any) -> None:
+    port = free_port()
+    pusher = pushing(f"http://{HOST}:{port}", protocol=kind.protocol, temporality="delta", timeout=2.0)
+    for _ in range(4):
+        tell(pusher)
+        answer = pusher.push()
+        assert (answer.ok, answer.permanent) == (False, False)
+    assert [level for level, _ in loud(caplog)] == ["WARNING"]
+    assert f"{HOST}:{port}" in caplog.text
+    with kind().serve(port=port) as receiver:
+        tell(pusher)
+        assert pusher.push().ok
+        assert pusher.push().ok
+        assert receiver.received[0].message
+        pusher.close()
+    assert receiver.received
+    infos = [text for level, text in said(caplog.records) if level == "INFO"]
+    assert len(infos) == 1
+    assert "4 failures" in infos[0]
+    assert outcomes(pusher) == (2, 4, 2)
+
+
+@kinds
+def test_what_came_during_an_outage_arrives_after_it(kind: Any, pushing: Any) -> None:
+    port = free_port()
+    pusher = pushing(f"http://{HOST}:{port}", protocol=kind.protocol, temporality="delta", timeout=2.0)
+    for tokens in (1, 2, 4):
+        tell(pusher, tokens)
+        pusher.push()
+    with kind().serve(port=port) as receiver:
+        assert pusher.push().ok
+        assert receiver.last[TOKENS].as_double == 7
+        tell(pusher, 8)
+        assert pusher.push().ok
+        assert receiver.last[TOKENS].as_double == 8
+        pusher.close()
+
+
+@kinds
+def test_a_receiver_that_restarts_between_two_pushes(kind: Any, pushing: Any) -> None:
+    port = free_port()
+    pusher = pushing(f"http://{HOST}:{port}", protocol=kind.protocol, timeout=2.0)
+    for _ in range(2):
+        with kind().serve(port=port):
+            # The first push may meet the connection of before.
+            assert pusher.push().ok or pusher.push().ok
+    pusher.close()
+
+
+# --- Slow peers
+
+
+@protocols
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_peer_that_never_answers_costs_no_more_than_the_timeout(protocol: str, scheme: str, pushing: Any) -> None:
+    with peer() as endpoint:
+        pusher = pushing(f"{scheme}{endpoint.removeprefix('http')}", protocol=protocol, timeout=0.3)
+        begun = time.monotonic()
+        assert not pusher.push().ok
+        assert 0.2 < time.monotonic() - begun < 1.0
+        assert outcomes(pusher) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("talk", [trickle, trickle_body], ids=["header", "body"])
+def test_a_peer_that_answers_byte_by_byte_is_given_up_and_comes_back(
+    talk: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch, pushing: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.1)
+    fine = threading.Event()
+
+    def speak(connection: socket.socket) -> None:
+        if not fine.is_set():
+            talk(connection)
+        connection.recv(1 << 20)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.shutdown(socket.SHUT_RDWR)
+
+    before = threading.active_count()
+    with peer(speak) as endpoint:
+        pusher = pushing(endpoint, timeout=0.1)
+        begun = time.monotonic()
+        for _ in range(6):
+            assert not pusher.push().ok
+        assert time.monotonic() - begun < 1.5
+        ours = [thread for thread in threading.enumerate() if thread.name == "vitals-push"]
+        assert len(ours) <= module.MOST_STUCK
+        assert outcomes(pusher) == (0, 6, 0)
+        fine.set()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "vitals-push"])
+    assert len(loud(caplog)) <= 2
+    with HttpReceiver().serve(port=int(endpoint.rpartition(":")[2])) as receiver:
+        assert pusher.push(1.0).ok
+        assert receiver.received
+        pusher.close()
+    assert threading.active_count() <= before + 1
+
+
+@protocols
+@pytest.mark.parametrize("garbage", [b"\x00\xff\x01nonsense\r\n\r\n", b"SSH-2.0-x\r\n", b"HTTP/1.1 abc\r\n\r\n", b""])
+def test_garbage_is_a_failed_push(protocol: str, garbage: bytes, pushing: Any, caplog: Any) -> None:
+    def speak(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(garbage)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    with peer(speak) as endpoint:
+        pusher = pushing(endpoint, protocol=protocol, timeout=1.0)
+        answer = pusher.push()
+        assert (answer.ok, outcomes(pusher)) == (False, (0, 1, 0))
+    assert [level for level, _ in loud(caplog)] == ["WARNING"]
+    assert all(len(text) < 600 for _, text in loud(caplog))
+
+
+def test_an_endless_answer_is_not_kept(pushing: Any) -> None:
+    def speak(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n\r\n")
+        while True:
+            connection.sendall(b"\x00" * 65536)
+
+    with peer(speak) as endpoint:
+        pusher = pushing(endpoint, timeout=1.0)
+        begun = time.monotonic()
+        assert not pusher.push().ok
+        assert time.monotonic() - begun < 1.0
+
+
+def test_a_success_with_a_body_that_is_no_protobuf_is_a_success(pushing: Any) -> None:
+    for reply in (Reply(body=b"<html>ok</html>", type="text/html"), Reply(body=b"\xff\xff\xff"), Reply(204)):
+        with HttpReceiver(reply).serve() as receiver:
+            pusher = pushing(receiver.endpoint)
+            answer = pusher.push()
+            pusher.close()
+        assert (answer.ok, answer.rejected, answer.warning) == (True, 0, "")
+
+
+# --- A receiver that says no
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 301])
+def test_a_status_that_stays_is_one_error_and_tried_again(status: int, pushing: Any, caplog: Any) -> None:
+    with HttpReceiver(Reply(status, b"because", type="text/plain")).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        for _ in range(3):
+            assert pusher.push().permanent
+        assert len(receiver.received) == 3
+        assert [level for level, _ in loud(caplog)] == ["ERROR"]
+        assert str(status) in loud(caplog)[0][1]
+        assert outcomes(pusher) == (0, 3, 0)
+        receiver.answers = []
+        assert pusher.push().ok
+        pusher.close()
+    assert outcomes(pusher) == (1, 3, 1)
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_status_that_passes_is_one_warning_and_not_tried_at_once(status: int, pushing: Any, caplog: Any) -> None:
+    with HttpReceiver(Reply(status)).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        for _ in range(3):
+            assert not pusher.push().permanent
+        assert len(receiver.received) == 3
+    assert [level for level, _ in loud(caplog)] == ["WARNING"]
+
+
+def test_reasons_that_differ_only_in_a_number_are_told_once(pushing: Any, caplog: Any) -> None:
+    replies = [Reply(503, f"request {number} failed".encode(), type="text/plain") for number in range(5)]
+    with HttpReceiver(*replies).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        for _ in replies:
+            pusher.push()
+    assert len(loud(caplog)) == 1
+
+
+def test_reasons_that_take_turns_are_told_once_each(pushing: Any, caplog: Any) -> None:
+    with HttpReceiver(*([Reply(503), Reply(429)] * 4)).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        for _ in range(8):
+            pusher.push()
+    assert len(loud(caplog)) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "permanent"),
+    [("UNIMPLEMENTED", True), ("UNAUTHENTICATED", True), ("PERMISSION_DENIED", True), ("INVALID_ARGUMENT", True),
+     ("UNAVAILABLE", False), ("RESOURCE_EXHAUSTED", False), ("DEADLINE_EXCEEDED", False), ("ABORTED", False)],
+)  # fmt: skip
+def test_grpc_codes(code: str, *, permanent: bool, pushing: Any, caplog: Any) -> None:
+    with GrpcReceiver(Refusal(grpc.StatusCode[code], "because")).serve() as receiver:
+        pusher = pushing(receiver.endpoint, protocol="grpc")
+        for _ in range(3):
+            assert pusher.push().permanent is permanent
+        assert len(receiver.received) == 3
+        assert [level for level, _ in loud(caplog)] == ["ERROR" if permanent else "WARNING"]
+        assert code in loud(caplog)[0][1]
+        assert outcomes(pusher) == (0, 3, 0)
+        receiver.answers = []
+        assert pusher.push().ok
+        pusher.close()
+
+
+# --- Waiting as long as is asked
+
+
+def asked(seconds: float) -> RetryInfo:
+    info = RetryInfo()
+    info.retry_delay.FromMilliseconds(int(seconds * 1000))
+    return info
+
+
+def in_details(code: grpc.StatusCode, info: RetryInfo) -> tuple[tuple[str, bytes], ...]:
+    """Return the trailers in which gRPC servers put the details of a status."""
+    packed = Packed()
+    packed.Pack(info)
+    status = Status(code=code.value[0], message="busy", details=[packed])
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def next_push_comes_after(receiver: Any, pushing: Any, seconds: float) -> None:
+    pusher = pushing(receiver.endpoint, protocol=receiver.protocol, interval=0.1)
+    pusher.exporter.start()
+    wait_until(lambda: len(receiver.received) >= 2)
+    pusher.exporter.stop()
+    first, second = receiver.received[:2]
+    assert second.time - first.time >= seconds
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_in_seconds(status: int, pushing: Any) -> None:
+    with HttpReceiver(Reply(status, headers={"Retry-After": "1"}), None).serve() as receiver:
+        next_push_comes_after(receiver, pushing, 0.9)
+
+
+def test_retry_after_as_a_date(pushing: Any) -> None:
+    later = formatdate(time.time() + 2, usegmt=True)
+    with HttpReceiver(Reply(503, headers={"Retry-After": later}), None).serve() as receiver:
+        next_push_comes_after(receiver, pushing, 0.7)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize("place", ["exporter", "details"])
+def test_grpc_retry_info(code: grpc.StatusCode, place: str, pushing: Any) -> None:
+    own = (("google.rpc.retryinfo-bin", asked(0.7).SerializeToString()),)
+    trailers = own if place == "exporter" else in_details(code, asked(0.7))
+    with GrpcReceiver(Refusal(code, "busy", trailers), None).serve() as receiver:
+        next_push_comes_after(receiver, pushing, 0.65)
+
+
+@pytest.mark.parametrize("trailer", ["google.rpc.retryinfo-bin", "grpc-status-details-bin"])
+def test_retry_info_that_is_garbage_does_not_hide_the_failure(trailer: str, pushing: Any) -> None:
+    refusal = Refusal(grpc.StatusCode.UNAVAILABLE, "busy", ((trailer, b"\xff\xff\xff"),))
+    with GrpcReceiver(refusal).serve() as receiver:
+        answer = pushing(receiver.endpoint, protocol="grpc").push()
+    assert (answer.ok, answer.retry_after) == (False, 0.0)
+    assert "UNAVAILABLE" in answer.error
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("3", 3.0), ("0.5", 0.5), ("-4", 0.0), ("", 0.0), ("soon", 0.0), ("nan", 0.0),
+     ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("Fri, 99 Foo 2020", 0.0)],
+)  # fmt: skip
+def test_retry_after_headers(header: str, seconds: float) -> None:
+    assert _seconds(header) == seconds
+
+
+def test_a_peer_cannot_make_us_wait_for_ever(monkeypatch: pytest.MonkeyPatch, pushing: Any) -> None:
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.3)
+    with HttpReceiver(Reply(503, headers={"Retry-After": "1e999"}), None).serve() as receiver:
+        next_push_comes_after(receiver, pushing, 0.25)
+
+
+# --- A receiver that leaves some out
+
+
+@kinds
+def test_rejected_points_are_one_warning_and_the_rest_counts(kind: Any, pushing: Any, caplog: Any) -> None:
+    response = partial(3, "too old")
+    reply = Reply(body=response.SerializeToString()) if kind is HttpReceiver else response
+    with kind(reply).serve() as receiver:
+        pusher = pushing(receiver.endpoint, protocol=kind.protocol, temporality="delta")
+        for tokens in (5, 6):
+            tell(pusher, tokens)
+            assert pusher.push().ok
+            assert receiver.last[TOKENS].as_double == tokens
+        pusher.push()
+        pusher.close()
+    assert [level for level, _ in loud(caplog)] == ["WARNING"]
+    assert "3 of its points" in loud(caplog)[0][1]
+    assert "too old" in loud(caplog)[0][1]
+    assert outcomes(pusher) == (3, 0, 3)
+
+
+# --- The loop
+
+
+def test_it_pushes_at_every_interval_and_goes_on_after_failures(pushing: Any) -> None:
+    with HttpReceiver(Reply(503), Reply(404), Reply(500), None).serve() as receiver:
+        pusher = pushing(receiver.endpoint, interval=0.1)
+        begun = time.monotonic()
+        pusher.exporter.start()
+        wait_until(lambda: len(receiver.received) >= 6)
+        pusher.exporter.stop()
+        wait_until(lambda: outcomes(pusher)[0] >= 3)
+    gaps = [b.time - a.time for a, b in zip(receiver.received, receiver.received[1:], strict=False)]
+    assert receiver.received[0].time - begun > 0.09
+    assert min(gaps) > 0.05
+    assert outcomes(pusher)[1] == 3
+
+
+def test_a_slow_push_does_not_make_the_next_ones_late(pushing: Any) -> None:
+    class Slow(HttpReceiver):
+        def answer(self) -> Any:
+            time.sleep(0.15)
+
+    with Slow().serve() as receiver:
+        pusher = pushing(receiver.endpoint, interval=0.2)
+        pusher.exporter.start()
+        wait_until(lambda: len(receiver.received) >= 4)
+        pusher.exporter.stop()
+        time.sleep(0.2)
+    assert receiver.received[3].time - receiver.received[0].time < 3 * 0.2 + 0.15
+
+
+def test_the_start_says_where_and_how(pushing: Any, caplog: Any) -> None:
+    pusher = pushing(refusing(), interval=30.0, temporality="delta", histograms="exponential")
+    pusher.exporter.start()
+    (line,) = said(caplog.records)
+    for part in ("/v1/metrics", "http/protobuf", "TLS off", "30 s", "delta", "exponential", "timeout 5 s"):
+        assert part in line[1]
+    pusher.exporter.stop()

@@ -1,0 +1,321 @@
+"""All pushes together are the store: nothing lost, nothing doubled, whatever fails in between."""
+
+import time
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import MetricsData
+
+from tests.unit.builders import MODEL, examples, facts, feed, step
+from tests.unit.otlp import Key, metrics, points
+from vllm_vitals.collector.cells import HistogramCell
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.otlp import exporter as module
+from vllm_vitals.exporters.otlp.exporter import OtlpExporter
+from vllm_vitals.exporters.otlp.identity import resource
+from vllm_vitals.exporters.otlp.target import Target
+from vllm_vitals.exporters.otlp.transport import Answer
+from vllm_vitals.feed.pace import Pace
+from vllm_vitals.settings import Settings
+from vllm_vitals.step import CacheUse, Finished, Sleep
+
+OK, FAILED = Answer(ok=True), Answer(error="refused")
+
+
+class Wire:
+    """Stands in for the network: takes each push or fails, as it is told; what it takes goes through the encoder."""
+
+    def __init__(self) -> None:
+        self.answer = OK
+        self.taken: list[Any] = []
+
+    def send(self, data: MetricsData) -> Answer:
+        message = encode_metrics(data)
+        if self.answer.ok:
+            self.taken.append(message)
+        return self.answer
+
+    def close(self) -> None:
+        pass
+
+
+class Link:
+    """A collector, its exporter and the wire between it and its receiver."""
+
+    def __init__(self, **otlp: Any) -> None:
+        settings = Settings(otlp={"endpoint": "http://nowhere", **otlp}, stale_after=0)
+        self.wire = Wire()
+        self.collector = Collector(settings)
+        self.exporter = OtlpExporter(
+            self.collector, settings.otlp, Target("http://nowhere", "http/protobuf"),
+            resource({}, service="s", version="1", attributes={}),
+            started=time.time() - 10, fresh=60.0, make=lambda *_: self.wire,
+        )  # fmt: skip
+
+    def push(self, *, ok: bool = True, answer: Answer | None = None) -> Answer:
+        self.wire.answer = answer or (OK if ok else FAILED)
+        return self.exporter.push(5.0)
+
+    def sums(self) -> dict[Key, tuple[Any, ...]]:
+        """Return what a receiver that adds differences up, or keeps the last total, has of each series."""
+        total: dict[Key, Any] = {}
+        for message in self.wire.taken:
+            kinds = metrics(message)
+            for key, point in points(message).items():
+                whole = _numbers(kinds[key[0]].WhichOneof("data"), point)
+                if self.exporter._points._delta and key in total and kinds[key[0]].WhichOneof("data") != "gauge":
+                    total[key] = _plus(total[key], whole)
+                else:
+                    total[key] = whole
+        return total
+
+    def held(self, *, but: str = "vitals.export") -> dict[Key, tuple[Any, ...]]:
+        """Return what the store has of each series that counts."""
+        self.collector.refresh()
+        found: dict[Key, tuple[Any, ...]] = {}
+        for family in self.collector.store:
+            if family.metric.kind == "gauge" or family.metric.name.startswith(but):
+                continue
+            for key, cell in family.cells.items():
+                pairs = zip(family.metric.labelnames, key, strict=True)
+                found[family.metric.name, frozenset((name, value) for name, value in pairs if value)] = _of_cell(cell)
+        return found
+
+
+def _numbers(kind: str, point: Any) -> tuple[Any, ...]:
+    if kind == "histogram":
+        return (point.count, point.sum, *point.bucket_counts)
+    if kind == "exponential_histogram":
+        return (point.count, point.sum, point.zero_count, sum(point.positive.bucket_counts))
+    return (point.as_double,)
+
+
+def _plus(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _of_cell(cell: Any) -> tuple[Any, ...]:
+    if not isinstance(cell, HistogramCell):
+        return (cell.value,)
+    count = sum(cell.counts)
+    if cell.exponential is not None:
+        return (count, cell.total, cell.exponential.zeros, int(cell.exponential.counts.sum()))
+    return (count, cell.total, *cell.counts)
+
+
+# Quarters add up without rounding, so that sums must be equal to the last digit.
+quarters = st.integers(0, 400).map(lambda n: n / 4)
+requests = st.builds(
+    Finished, st.sampled_from(["stop", "length", "abort", "error"]), duration=quarters, queue=quarters, decode=quarters,
+    output_tokens=st.integers(0, 9), input_tokens=st.integers(0, 999),
+)  # fmt: skip
+steps = st.builds(
+    lambda engine, tokens, latencies, ended, lora, use: step(
+        engine=engine, running=1, generation_tokens=tokens, prompt_tokens={"local_compute": tokens},
+        inter_token_latencies=array("d", latencies), finished=ended, lora_running={lora: 1},
+        prefix_cache=CacheUse(*sorted(use, reverse=True)), iterated=True,
+    ),
+    st.sampled_from(["0", "1", "2"]), st.integers(0, 50), st.lists(quarters, max_size=5), st.lists(requests, max_size=3),
+    st.sampled_from(["a", "b"]), st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)  # fmt: skip
+events = st.lists(st.one_of(steps, st.sampled_from([True, False])), max_size=25)
+
+both = pytest.mark.parametrize("histograms", ["explicit", "exponential"])
+either = pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+
+
+@both
+@either
+@examples(60)
+@given(events=events)
+def test_all_that_was_taken_is_the_store(temporality: str, histograms: str, events: list[Any]) -> None:
+    link = Link(temporality=temporality, histograms=histograms)
+    feed(link.collector, facts("0"))
+    for event in events:
+        if isinstance(event, bool):
+            link.push(ok=event)
+        else:
+            feed(link.collector, event)
+    link.push()
+    got = {key: value for key, value in link.sums().items() if key in link.held()}
+    assert got == link.held()
+
+
+@either
+def test_every_outcome_is_counted_once(temporality: str) -> None:
+    link = Link(temporality=temporality)
+    for ok in (True, False, False, True, True):
+        link.push(ok=ok)
+    held = link.held(but="nothing")
+    label = frozenset({("exporter", "otlp")})
+    assert (held["vitals.exports", label], held["vitals.exports.failed", label]) == ((3,), (2,))
+    assert held["vitals.export.duration", label][0] == 3
+    link.push()
+    assert link.sums()["vitals.exports", label] == (3,)
+
+
+@either
+def test_a_series_that_appears_during_an_outage_arrives_whole(temporality: str) -> None:
+    link = Link(temporality=temporality)
+    feed(link.collector, step(engine="0", running=1))
+    link.push()
+    for _ in range(3):
+        feed(link.collector, step(engine="late", running=1, generation_tokens=7))
+        link.push(ok=False)
+    link.push()
+    key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "late")}))
+    assert link.sums()[key] == (21,)
+    assert points(link.wire.taken[-1])[key].start_time_unix_nano < points(link.wire.taken[-1])[key].time_unix_nano
+
+
+@either
+def test_a_gauge_that_vanished_is_not_pushed_again(temporality: str) -> None:
+    link = Link(temporality=temporality)
+    key = ("vllm.lora.requests", frozenset({*{"model_name": MODEL, "engine": "0"}.items(), ("adapter", "sql"),
+                                            ("state", "running")}))  # fmt: skip
+    shown = []
+    for adapters in ({"sql": 1}, {}, {"sql": 2}):
+        feed(link.collector, step(running=1, lora_running=adapters))
+        link.push()
+        shown.append(points(link.wire.taken[-1]).get(key))
+    assert shown[0].as_double == 1
+    assert shown[1] is None
+    assert shown[2].as_double == 2
+
+
+def test_delta_leaves_out_what_did_not_change() -> None:
+    link = Link(temporality="delta")
+    feed(link.collector, step(running=1, generation_tokens=3))
+    link.push()
+    link.push()
+    names = {name for name, _ in points(link.wire.taken[-1])}
+    assert "vllm.tokens.generation" not in names
+    assert "vllm.request.duration" not in names
+    assert "vllm.engine.requests.running" in names
+
+
+def test_delta_windows_adjoin_and_span_an_outage() -> None:
+    link = Link(temporality="delta")
+    for ok in (True, False, True):
+        feed(link.collector, step(running=1))
+        link.push(ok=ok)
+    first, second = (metrics(message)["vitals.steps"].sum.data_points[0] for message in link.wire.taken)
+    assert second.start_time_unix_nano == first.time_unix_nano
+    assert (first.as_double, second.as_double) == (1, 2)
+
+
+def test_extremes_are_those_of_the_window_or_absent() -> None:
+    link = Link(temporality="delta")
+    for values in ([0.25, 8.0], [1.0]):
+        feed(link.collector, step(running=1, iterated=True, inter_token_latencies=array("d", values)))
+        link.push()
+    first, second = (
+        metrics(message)["vllm.request.inter_token_latency"].histogram.data_points[0] for message in link.wire.taken
+    )
+    assert (first.min, first.max) == (0.25, 8.0)
+    assert not second.HasField("min") or (second.min, second.max) == (1.0, 1.0)
+
+
+def test_a_push_without_some_of_its_points_is_not_sent_again() -> None:
+    link = Link(temporality="delta")
+    feed(link.collector, step(running=1, generation_tokens=3))
+    link.push(answer=Answer(ok=True, rejected=2, warning="too old"))
+    feed(link.collector, step(running=1, generation_tokens=4))
+    link.push()
+    key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
+    assert [points(message)[key].as_double for message in link.wire.taken] == [3, 4]
+
+
+def test_what_comes_while_a_push_is_under_way_is_in_the_next() -> None:
+    link = Link(temporality="delta")
+    feed(link.collector, step(running=1, generation_tokens=1))
+    plain = link.wire.send
+
+    def send(data: MetricsData) -> Answer:
+        answer = plain(data)
+        feed(link.collector, step(running=1, generation_tokens=10))
+        return answer
+
+    link.wire.send = send  # type: ignore[method-assign]
+    link.push()
+    link.push()
+    key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
+    assert link.sums()[key] == (11,)
+
+
+@either
+def test_a_push_that_cannot_be_encoded_loses_nothing(temporality: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(temporality=temporality)
+    feed(link.collector, step(running=1, generation_tokens=5))
+    with monkeypatch.context() as broken:
+        broken.setattr(link.exporter._points, "build", lambda _: 1 / 0)
+        assert "ZeroDivisionError" in link.push().error
+    feed(link.collector, Sleep(MODEL, "0", "awake"))
+    link.push()
+    key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
+    assert link.sums()[key] == (5,)
+    assert link.held()["vitals.errors", frozenset({("stage", "export")})] == (1,)
+
+
+# --- Pacing
+
+
+def test_the_encoder_rests_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: Counter[str] = Counter()
+    phase = ["build"]
+
+    class Counting(Pace):
+        __slots__ = ()
+
+        def breathe(self) -> None:
+            rests[phase[0]] += 1
+
+    link = Link()
+    features = {metric.metric.needs for metric in link.collector.store} - {""}
+    feed(link.collector, *(facts(str(engine), *features) for engine in range(8)))
+    plain = link.wire.send
+
+    def send(data: MetricsData) -> Answer:
+        phase[0] = "encode"
+        return plain(data)
+
+    link.wire.send = send  # type: ignore[method-assign]
+    monkeypatch.setattr(module, "Pace", Counting)
+    assert link.push().ok
+    count = len(points(link.wire.taken[-1]))
+    assert count > 400
+    assert rests["build"] >= count
+    assert rests["encode"] >= count
+
+
+def test_it_really_sleeps_between_pieces_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    real = time.sleep
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        real(0)
+
+    link = Link()
+    features = {metric.metric.needs for metric in link.collector.store} - {""}
+    feed(link.collector, *(facts(str(engine), *features) for engine in range(8)))
+    plain = link.wire.send
+    marks = []
+
+    def send(data: MetricsData) -> Answer:
+        marks.append(len(slept))
+        answer = plain(data)
+        marks.append(len(slept))
+        return answer
+
+    link.wire.send = send  # type: ignore[method-assign]
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert link.push().ok
+    before, after = marks
+    assert before >= 5
+    assert after - before >= 5

@@ -1,0 +1,321 @@
+"""The end of a process: the last push arrives, no peer holds it up, and a fork's child keeps out of it."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.unit.builders import MODEL
+from tests.unit.otlp import (
+    AGE,
+    RECEIVERS,
+    VERSION,
+    HttpReceiver,
+    Pusher,
+    Reply,
+    of,
+    peer,
+    points,
+    refusing,
+    said,
+    trickle,
+    wait_until,
+)
+from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
+from vllm_vitals.runtime import Runtime
+
+STEPS = ("vitals.steps", frozenset({("model_name", MODEL), ("engine", "0")}))
+BOUND = 0.6
+
+kinds = pytest.mark.parametrize("kind", RECEIVERS)
+protocols = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+
+
+@pytest.fixture(autouse=True)
+def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+@pytest.fixture
+def serve(make_runtime: Callable[..., Runtime]) -> Callable[..., tuple[Runtime, Any]]:
+    """Start a runtime that pushes to an endpoint."""
+
+    def start(endpoint: str, **otlp: Any) -> tuple[Runtime, Any]:
+        values = {"endpoint": endpoint, "interval": 3600.0, "shutdown_timeout": BOUND, "timeout": 5.0, **otlp}
+        host = make_runtime(otlp=values)
+        config = SimpleNamespace(model_config=SimpleNamespace(served_model_name=MODEL))
+        tap = host.attach(config, [0], OtlpExporter, VERSION)
+        host.expose("vitals_otlp", lambda: otlp_exporter(host.collector, host.settings, VERSION, AGE))
+        return host, tap
+
+    return start
+
+
+def step(tap: Any, times: int = 1) -> None:
+    for _ in range(times):
+        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+
+
+def seconds(stop: Callable[[], None]) -> float:
+    begun = time.monotonic()
+    stop()
+    return time.monotonic() - begun
+
+
+def close(host: Runtime) -> None:
+    exporter: Any = host.exporters["vitals_otlp"]
+    if exporter._transport is not None:
+        exporter._transport.close()
+
+
+@kinds
+def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve: Any) -> None:
+    with kind().serve() as receiver:
+        host, tap = serve(receiver.endpoint, protocol=kind.protocol, temporality="delta")
+        step(tap, 3)
+        host.feed.drain()
+        host.exporters["vitals_otlp"].push(1.0)
+        step(tap, 4)
+        assert seconds(host.stop) < BOUND + 0.5
+        close(host)
+    assert [points(push.message)[STEPS].as_double for push in receiver.received] == [3, 4]
+
+
+@protocols
+def test_nobody_there_does_not_hold_the_end_up(protocol: str, serve: Any) -> None:
+    host, tap = serve(refusing(), protocol=protocol)
+    step(tap)
+    assert seconds(host.stop) < BOUND + 0.5
+
+
+@pytest.mark.parametrize(
+    ("protocol", "talk"),
+    [("http/protobuf", lambda _: None), ("grpc", lambda _: None), ("http/protobuf", trickle)],
+    ids=["http-silent", "grpc-silent", "http-trickle"],
+)
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_peer_that_hangs_does_not_hold_the_end_up(protocol: str, talk: Any, serve: Any, *, under_way: bool) -> None:
+    with peer(talk) as endpoint:
+        host, tap = serve(endpoint, protocol=protocol, interval=0.1 if under_way else 3600.0)
+        step(tap)
+        if under_way:
+            wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
+        assert seconds(host.stop) < BOUND + 0.5
+
+
+def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any) -> None:
+    class Slow(HttpReceiver):
+        def answer(self) -> Any:
+            time.sleep(0.2)
+
+    with Slow().serve() as receiver:
+        host, tap = serve(receiver.endpoint, interval=0.1, shutdown_timeout=2.0, temporality="delta")
+        step(tap)
+        host.feed.drain()
+        wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
+        step(tap, 2)
+        host.stop()
+        close(host)
+    assert (
+        sum(points(each.message)[STEPS].as_double for each in receiver.received if STEPS in points(each.message)) == 3
+    )
+
+
+def test_a_bound_of_zero_sends_nothing_and_takes_no_time(serve: Any) -> None:
+    with HttpReceiver().serve() as receiver:
+        host, tap = serve(receiver.endpoint, shutdown_timeout=0.0)
+        step(tap)
+        assert seconds(host.stop) < 0.5
+    assert receiver.received == []
+
+
+def test_a_peer_that_asked_to_be_left_alone_still_gets_the_last_push(serve: Any) -> None:
+    with HttpReceiver(Reply(503, headers={"Retry-After": "60"}), None).serve() as receiver:
+        host, tap = serve(receiver.endpoint, interval=0.1)
+        wait_until(lambda: receiver.received)
+        step(tap)
+        host.stop()
+        close(host)
+    assert points(receiver.received[-1].message)[STEPS].as_double == 1
+    assert len(receiver.received) == 2
+
+
+def test_nothing_is_pushed_after_the_end(serve: Any) -> None:
+    with HttpReceiver().serve() as receiver:
+        host, _ = serve(receiver.endpoint, interval=0.1)
+        wait_until(lambda: receiver.received)
+        host.stop()
+        close(host)
+        count = len(receiver.received)
+        time.sleep(0.25)
+    assert len(receiver.received) == count
+
+
+def test_the_last_push_closes_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with HttpReceiver().serve() as receiver:
+        pusher = of(receiver, shutdown_timeout=1.0)
+        pusher.push()
+        first: Any = pusher.exporter._transport
+        pusher.exporter.start()
+        caplog.clear()
+        pusher.exporter.stop()
+        assert pusher.exporter._transport is None
+        assert not first._session.adapters["http://"].poolmanager.pools
+    assert said(caplog.records) == []
+
+
+def test_the_last_push_needs_no_new_thread(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with HttpReceiver().serve() as receiver:
+        host, tap = serve(receiver.endpoint)
+        step(tap)
+        host.exporters["vitals_otlp"].push(1.0)
+        step(tap, 2)
+        # So it is in Python 3.12 when functions run at exit; the receiver's own threads are not meant.
+        plain = threading.Thread.start
+        with monkeypatch.context() as late:
+            late.setattr(
+                threading.Thread, "start", lambda each: start(each) if each.name.startswith("vitals") else plain(each)
+            )
+            host.stop()
+        close(host)
+    assert points(receiver.received[-1].message)[STEPS].as_double == 3
+
+
+def test_one_exporter_that_cannot_stop_leaves_the_others_their_end(serve: Any) -> None:
+    with HttpReceiver().serve() as receiver:
+        host, _ = serve(receiver.endpoint)
+        exporters = {"broken": SimpleNamespace(stop=lambda: 1 / 0), **host.exporters}
+        host.exporters.clear()
+        host.exporters.update(exporters)
+        try:
+            host.stop()
+        finally:
+            del host.exporters["broken"]
+        close(host)
+    assert receiver.received
+
+
+def test_abandoning_touches_no_lock() -> None:
+    pusher = Pusher(refusing())
+    held = [each for each in vars(pusher.exporter).values() if hasattr(each, "acquire")]
+    held += [each._cond for each in vars(pusher.exporter).values() if isinstance(each, threading.Event)]
+    for lock in held:
+        lock.acquire()
+    # What holds the locks at a fork is not there any more to release them.
+    child = threading.Thread(target=pusher.exporter.abandon, daemon=True)
+    child.start()
+    child.join(0.5)
+    hangs = child.is_alive()
+    for lock in held:
+        lock.release()
+    child.join(1.0)
+    assert not hangs
+
+
+# --- In processes of their own
+
+PRELUDE = """
+import os, sys, threading, time
+from types import SimpleNamespace
+from vllm_vitals import runtime
+from vllm_vitals.exporters.otlp.exporter import otlp_exporter
+
+host = runtime.runtime()
+config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
+tap = host.attach(config, [0], object, "0.32.0")
+host.expose("vitals_otlp", lambda: otlp_exporter(host.collector, host.settings, "0.32.0", 1.0))
+
+
+def step(times=1):
+    for _ in range(times):
+        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+
+"""
+
+
+def run(body: str, endpoint: str, **settings: str) -> tuple[float, str]:
+    """Run a script after the prelude; return how long it took from its last line on and what it said."""
+    variables = {"VITALS_OTLP__ENDPOINT": endpoint, "VITALS_OTLP__INTERVAL": "3600", "NO_PROXY": "*"}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{PRELUDE}{body}\nprint(time.time(), flush=True)"],
+        env={**variables, **settings}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    ended = time.time()
+    assert done.returncode == 0, done.stderr
+    return ended - float(done.stdout.splitlines()[-1]), done.stderr
+
+
+@kinds
+def test_the_end_of_a_process_brings_the_last_push(kind: Any) -> None:
+    with kind().serve() as receiver:
+        _, errors = run("step(5)", receiver.endpoint, VITALS_OTLP__PROTOCOL=kind.protocol)
+    assert errors == ""
+    assert [points(push.message)[STEPS].as_double for push in receiver.received] == [5]
+
+
+@protocols
+def test_a_hanging_peer_holds_the_end_of_a_process_no_longer_than_the_bound(protocol: str) -> None:
+    with peer() as endpoint:
+        lasted, errors = run("step(5)", endpoint, VITALS_OTLP__PROTOCOL=protocol, VITALS_OTLP__SHUTDOWN_TIMEOUT="0.5")
+    assert lasted < 2.0
+    assert "Traceback" not in errors
+
+
+@kinds
+def test_the_child_of_a_fork_pushes_nothing_and_ends(kind: Any) -> None:
+    body = """
+step(2)
+host.feed.drain()
+host.exporters["vitals_otlp"].push(5.0)
+child = os.fork()
+if not child:
+    step(100)
+    time.sleep(0.3)
+    sys.exit(0)
+end = time.monotonic() + 5
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    if time.monotonic() > end:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        sys.exit("the child hangs")
+    time.sleep(0.01)
+step(1)
+"""
+    with kind().serve() as receiver:
+        _, errors = run(body, receiver.endpoint, VITALS_OTLP__PROTOCOL=kind.protocol, VITALS_OTLP__TEMPORALITY="delta")
+    assert "hangs" not in errors
+    assert [points(push.message)[STEPS].as_double for push in receiver.received] == [2, 1]
+
+
+def test_the_global_meter_provider_stays_untouched() -> None:
+    body = """
+import json
+from opentelemetry import metrics
+host.exporters["vitals_otlp"].push(5.0)
+kinds = [type(metrics.get_meter_provider()).__name__]
+from opentelemetry.sdk.metrics import MeterProvider
+mine = MeterProvider(shutdown_on_exit=False)
+metrics.set_meter_provider(mine)
+host.exporters["vitals_otlp"].push(5.0)
+kinds.append(metrics.get_meter_provider() is mine)
+print(json.dumps(kinds), file=sys.stderr)
+"""
+    with HttpReceiver().serve() as receiver:
+        _, errors = run(body, receiver.endpoint)
+        names = {name for push in receiver.received for name, _ in points(push.message)}
+    assert json.loads(errors) == ["_ProxyMeterProvider", True]
+    assert len(receiver.received) == 3
+    assert not {name for name in names if name.startswith("otel.")}
