@@ -94,10 +94,13 @@ class Runtime:
             return tap
 
     def _let_go(self) -> None:
-        """Forget every `AsyncLLM` that is no more; the feeder still takes what it left."""
-        for client in [client for client in self._clients if client.config is None]:
+        """Forget every `AsyncLLM` that is no more, after what it left has been taken in."""
+        gone = [client for client in self._clients if client.config is None]
+        for client in gone:
             client.tap.orphaned = True
             self._clients.remove(client)
+        if gone:
+            self.feed.drain()
 
     def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
         features: frozenset[str] = frozenset()

@@ -110,7 +110,8 @@ def test_a_blank_in_somebody_elses_name():
         ({"VITALS_OTLP__INTERVAL": "x"}, OURS, Status.FAIL, PUSH),
     ],
 )
-def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, missing):
+def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, missing, distribution):
+    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.vllm.plugins:OtlpVitals\n{OURS} = vllm_vitals.vllm.plugins:P")
     (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": listed, **environ})
     assert finding.status is status
     assert not missing or f"does not name {missing}" in finding.found

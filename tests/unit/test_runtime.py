@@ -190,7 +190,7 @@ def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> 
         assert sight.of_engine("vllm_engine_requests_limit") == 16
         assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
         assert sight.of_engine("vllm_engine_requests_running") == 1
-        assert sight.of_engine("vllm_kv_cache_free_tokens") == 1200
+        assert sight.of_engine("vllm_kv_cache_free") == 1200
     assert sight.of_engine("vllm_tokens_generation_total") == 2
 
 

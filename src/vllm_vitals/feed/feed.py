@@ -95,11 +95,17 @@ class Feed:
                     waiting -= BATCH
                 self._sink.add(list(_events(source)), pause)
                 if source.tap.orphaned and not source.tap.queue:
-                    self._sink.add([Gone(source.model, engine) for engine in source.engines], pause)
-                    self._report(pause)
-                    self._sources.remove(source)
+                    self._let_go(source, pause)
             self._report(pause)
             self.drained = time.monotonic()
+
+    def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
+        """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""
+        self._report(pause)
+        self._sources.remove(source)
+        served = {(other.model, engine) for other in self._sources for engine in other.engines}
+        gone = [Gone(source.model, engine) for engine in source.engines if (source.model, engine) not in served]
+        self._sink.add(gone, pause)
 
     def stop(self, timeout: float = 1.0) -> None:
         """Drain once more and end the thread, in at most `timeout` seconds."""

@@ -62,6 +62,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
         self._tap: Tap = SILENT
+        self._config = vllm_config  # as long as this logger lives, its `AsyncLLM` is not gone
         try:
             host = runtime()
             host.check(self.section)

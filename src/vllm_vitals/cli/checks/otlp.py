@@ -110,10 +110,10 @@ def _unreachable(target: Target, found: Peer, error: OSError, patience: float) -
     where = f"port {found.port} of {found.host}"
     if isinstance(error, ConnectionRefusedError):
         what = f"{where} refuses: nothing listens there"
-        advice = f"Start the receiver, or: {SET_ENDPOINT}"
+        advice = f"Start the receiver, or {SET_ENDPOINT[0].lower()}{SET_ENDPOINT[1:]}"
     elif isinstance(error, TimeoutError):
         what = f"{where} does not answer within {patience:g} s"
-        advice = f"Look for a firewall or a network policy on the way, or: {SET_ENDPOINT}"
+        advice = f"Look for a firewall or a network policy on the way, or {SET_ENDPOINT[0].lower()}{SET_ENDPOINT[1:]}"
     else:
         what = f"{where} cannot be reached: {error.strerror or error}"
         advice = SET_ENDPOINT
