@@ -106,6 +106,9 @@ class OtlpSettings(Section):
     histograms: Literal["explicit", "exponential"] = Field(
         "explicit", description="Whether histograms have the buckets of their family or base-2 exponential ones."
     )  # fmt: skip
+    include_native: bool = Field(
+        False, description="Push vLLM's own metrics too, and whatever else is in its registry."
+    )  # fmt: skip
     service_name: str | None = Field(
         None, min_length=1, description="service.name of the resource; vllm when its attributes name none either."
     )  # fmt: skip

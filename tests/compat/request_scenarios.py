@@ -88,6 +88,35 @@ def finish_reasons(release: Release) -> Scenario:
     return one_engine(front.calls, totals)
 
 
+def chunked_prefill(release: Release) -> Scenario:
+    """Prefill prompts in chunks, of 11 and 1 tokens and of 4, 4, 2 and 1, beside a request that decodes."""
+    front = Frontend(release)
+    events = (("QUEUED", 20.0), ("SCHEDULED", 20.25))
+    a, b, c = (front.request(name, prompt, 20.0) for name, prompt in (("a", 12), ("b", 11), ("c", 4)))
+    steps: list[tuple[tuple[int, ...], list[Output]]] = [
+        ((4,), [Output(c, events=events)]),
+        ((11, 4), [Output(c)]),
+        ((1, 4), [Output(c), Output(a, events=events)]),
+        ((2,), [Output(c), Output(a)]),
+        ((1,), [Output(c), Output(a), Output(b, events=events)]),
+    ]
+    for number, (chunks, outputs) in enumerate(steps):
+        details = (number, len(chunks), sum(chunks), 1, 1, 6.25)
+        known = release.has("SchedulerIterationDetails")
+        report = release.SchedulerIterationDetails(*details) if known else None
+        front.step(20.5 + number / 4, *outputs, scheduler=scheduler(release, 3, iteration_details=report))
+    totals = Totals(
+        running=3,
+        prompt_tokens=27,
+        generation_tokens=9,
+        prompt_by_source={"local_compute": 27} if release.at_least("0.16.0") else {},
+        time_to_first_token=[0.5625, 1.0625, 1.5625],
+        inter_token_latency=[0.25] * 6,
+        step_tokens=[5, 1, 14, 2, 14],
+    )
+    return one_engine(front.calls, totals, observability_config={"enable_logging_iteration_details": True})
+
+
 def preemption(release: Release) -> Scenario:
     """Preempt a request that decodes, recompute it, let it stop."""
     front = Frontend(release)

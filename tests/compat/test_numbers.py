@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.compat.calls import Call, Scenario
 from tests.compat.configs import make_config
+from tests.compat.frontend import Frontend, Output
 from tests.compat.oracle import Oracle
 from tests.compat.releases import Release
 from tests.compat.scenarios import SCENARIOS, busy
@@ -87,6 +88,36 @@ def test_random_traffic_counts_as_vllm_counts(release: Release, seed: int) -> No
     native, shown = replay(release, scenario, scenario.calls)
     assert list(differences(native, shown, apart=apart(release, "busy"))) == []
     assert value(shown, "vitals_steps_total") > 0
+
+
+def test_chunks_of_a_prompt_add_up_to_it(release: Release) -> None:
+    scenario = SCENARIOS["chunked_prefill"](release)
+    assert scenario is not None
+    _, shown = replay(release, scenario, scenario.calls)
+    assert value(shown, "vllm_tokens_prompt_total") == 12 + 11 + 4
+    assert value(shown, "vllm_step_scheduled_tokens_total", phase="prefill") == 12 + 11 + 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_request_has_one_first_token_and_a_latency_for_every_output_after_it(
+    release: Release, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, int]] = []
+    process = Frontend._process
+
+    def watch(self: Frontend, output: Output, at: float, iteration: Any) -> None:
+        seen.append((output.request.is_prefilling, output.tokens))
+        process(self, output, at, iteration)
+
+    monkeypatch.setattr(Frontend, "_process", watch)
+    scenario = busy(release, seed)
+    _, shown = replay(release, scenario, scenario.calls)
+    firsts = sum(first for first, _ in seen)
+    assert 0 < firsts < len(seen)
+    assert value(shown, "vllm_request_time_to_first_token_seconds_count") == firsts
+    assert value(shown, "vllm_request_inter_token_latency_seconds_count") == len(seen) - firsts
+    assert value(shown, "vllm_tokens_generation_total") == sum(tokens for _, tokens in seen)
+    assert value(shown, "vllm_requests_finished_total") <= firsts
 
 
 def test_sources_add_up_to_the_prompts(release: Release) -> None:

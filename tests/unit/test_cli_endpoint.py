@@ -14,6 +14,7 @@ from vllm_vitals.cli.checks import CHECKS, endpoint, holder
 from vllm_vitals.cli.checks.finding import Status
 from vllm_vitals.cli.checks.launch import Launch
 from vllm_vitals.exporters.prometheus import PrometheusExporter
+from vllm_vitals.feed.feed import Source
 from vllm_vitals.feed.tap import Tap
 
 LOCAL = "127.0.0.1"
@@ -99,7 +100,7 @@ def test_taken_by_another_web_server():
 
 def test_taken_by_ourselves_and_well(make_runtime):
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
-    host.feed.attach(Tap(16), lambda *_: None)
+    host.feed.attach(Source(Tap(16), lambda *_: None))
     with exporter(host) as port:
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.WARN

@@ -35,6 +35,17 @@ def test_where_each_came_from(tmp_path):
         assert told in finding.found
 
 
+def test_secrets_are_not_shown():
+    environ = {
+        "VITALS_OTLP__ENDPOINT": "http://me:t0psecret@c:4318/x",
+        "OTEL_EXPORTER_OTLP_HEADERS": "api-key=t0psecret",
+    }
+    (finding,) = look(**environ)
+    assert "otlp.endpoint = http://c:4318/x (from VITALS_OTLP__ENDPOINT)" in finding.found
+    assert "otlp.headers = api-key (from OTEL_EXPORTER_OTLP_HEADERS)" in finding.found
+    assert "t0psecret" not in finding.found
+
+
 def test_every_problem_is_a_finding():
     findings = look(VITALS_PROMETHEUS__PORT="70000", VITALS_QUEUE_SIZE="x", VITALS_PROMETHEUS__HORST="a")
     assert [finding.status for finding in findings] == [Status.FAIL] * 3

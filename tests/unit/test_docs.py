@@ -11,7 +11,8 @@ from vllm_vitals.catalog import CATALOG, Histogram
 from vllm_vitals.cli import metrics, settings
 from vllm_vitals.cli.settings import sections
 from vllm_vitals.configuration import load
-from vllm_vitals.standard import VARIABLES
+from vllm_vitals.exporters.otlp.target import resolve
+from vllm_vitals.standard import SWITCHES, VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 MAKERS = {"metrics": metrics.as_markdown, "settings": settings.as_markdown}
@@ -33,7 +34,7 @@ def test_page_is_fresh(name):
     assert page(name) == MAKERS[name](), f"docs/{name}.md is stale; run: {command}"
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [*MAKERS, "otlp"])
 def test_tables_are_even(name):
     """A pipe that is not escaped would shift every cell after it."""
     for table in re.findall(r"(?:^\|.*\n)+", page(name), re.MULTILINE):
@@ -76,3 +77,35 @@ def test_the_two_examples_say_the_same(tmp_path):
     assert by_file.settings == by_variables.settings != load({}).settings
     assert len(variables) == len(by_file.origins) == 5
     assert yaml.safe_load(fenced("yaml"))["prometheus"]["port"] == by_variables.settings.prometheus.port
+
+
+def test_the_page_of_the_push_names_variables_and_settings_that_there_are():
+    text = page("otlp")
+    known = {name for each in VARIABLES for name in each.names} | set(SWITCHES)
+    assert set(re.findall(r"\bOTEL_[A-Z_]*[A-Z]\b(?!_?\*)", text)) <= known
+    listed = [setting for _, _, inside in sections() for setting in inside]
+    assert set(re.findall(r"\bVITALS_\w+\b", text)) - {"VITALS_CONFIG", "VITALS_OTLP__"} <= {
+        each.variable for each in listed
+    }
+    assert set(re.findall(r"`(otlp\.\w+)`", text)) <= {each.key for each in listed}
+    names = {metric.prometheus for metric in CATALOG}
+    assert set(re.findall(r"`(vitals_\w+_total)`", text)) <= names
+
+
+def test_the_destinations_are_read_as_the_page_says():
+    """Every row's variables make a target without a warning, with the header that it names."""
+    rows = [line.split("|")[2] for line in page("otlp").splitlines() if line.startswith("| ") and "`OTEL_" in line]
+    assert len(rows) == 9
+    for row in rows:
+        pairs = dict(re.findall(r"`(OTEL_\w+)=([^`]+)`", row))
+        loaded = load({name: value.replace("PORT", "80") for name, value in pairs.items()})
+        assert not loaded.warnings
+        if "_ENDPOINT" in "".join(pairs):
+            found = resolve(loaded.settings.otlp)
+            assert found is not None
+            assert found.protocol == "grpc" or found.endpoint.endswith("/v1/metrics")
+        if any("_HEADERS" in name for name in pairs):
+            assert all(
+                value.get_secret_value() and "%" not in value.get_secret_value()
+                for value in loaded.settings.otlp.headers.values()
+            )

@@ -1,6 +1,7 @@
 """Facts are what vLLM was started with, by release, and nothing where it does not say."""
 
 import os
+import shutil
 import subprocess
 from types import SimpleNamespace as Section
 from typing import Any
@@ -244,6 +245,7 @@ def test_the_rank_of_an_api_server(fields: dict[str, Any], server: tuple[int, in
     assert api_server(Section(parallel_config=Section(**fields))) == server
 
 
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_the_age_of_the_process_is_what_the_system_says() -> None:
     told = subprocess.run(["ps", "-o", "etimes=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
     assert process_age() == pytest.approx(float(told.stdout), abs=2.5)

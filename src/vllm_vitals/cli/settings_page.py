@@ -23,8 +23,8 @@ The first of these that says something wins:
 4. the default.
 
 They are read once, when vLLM makes the plugin. A wrong setting never stops vLLM: the log says in one line which
-setting it is, the value and what is allowed, and the plugin stays off. With `VITALS_STRICT=true` vLLM fails to start
-instead. A name in the file, or within a section, that does not exist is an error like any other; a `VITALS_*`
+setting it is, the value and what is allowed, and the exporter whose section it is in stays off, or all of the plugin
+if it is in none. With `VITALS_STRICT=true` vLLM fails to start instead. A name in the file, or within a section, that does not exist is an error like any other; a `VITALS_*`
 variable of an unknown name is only warned of, since Kubernetes makes such variables for services.
 
 A variable whose value begins with `{` or `[` is read as JSON.
@@ -57,6 +57,8 @@ export VITALS_GEN_AI__ENABLED=false
 ```
 
 With several API servers in one vLLM each listens on a port of its own: the set one, the next, and so on.
+
+[Push over OTLP](otlp.md) tells how to switch the push on, and what each backend needs.
 
 """
 

@@ -8,6 +8,7 @@ from vllm_vitals.catalog.buckets import FAMILIES, check
 from vllm_vitals.catalog.engine import INFO_LABELS
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Facts
+from vllm_vitals.vllm.fields import text
 
 NAN_CHECKS = ("VLLM_COMPUTE_NANS_IN_LOGITS", "VLLM_RAISE_ON_LOGIT_NANS")
 
@@ -33,7 +34,7 @@ def model_name(config: Any) -> str:
     name = at(config, "model_config.served_model_name")
     if isinstance(name, list | tuple):
         name = name[0] if name else None
-    return str(name or at(config, "model_config.model") or "unknown")
+    return text(name or at(config, "model_config.model") or "unknown")
 
 
 def api_server(config: Any) -> tuple[int, int]:
@@ -119,7 +120,7 @@ def _info(config: Any, version: str) -> dict[str, str]:
 
 
 def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).removeprefix("torch.")
+    return str(value).lower() if isinstance(value, bool) else text(value).removeprefix("torch.")
 
 
 def process_age() -> float:

@@ -154,7 +154,10 @@ class OtlpVitals(VitalsLogger):
     def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: ARG002, D102
         from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
 
-        host.expose(self.name, lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age()))
+        host.expose(
+            self.name,
+            lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age(), native_registry),
+        )
 
 
 def native_registry() -> Any:

@@ -185,7 +185,7 @@ class Reader:
             return
         step.finished = requests
         for request in requests:
-            if not request.output_tokens and not self._pooling:
+            if request.output_tokens == 0 and not self._pooling:
                 _forget_tokenless(request, step.first_token_latencies)
 
     def _finished(self, stats: Any, time: float) -> Finished:

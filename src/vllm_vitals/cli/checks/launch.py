@@ -7,9 +7,8 @@ from typing import Any
 from vllm_vitals.cli.checks.command import CommandError, ServeCommand, parse
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, warn
 from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
-from vllm_vitals.configuration import FILE_VARIABLE, PREFIX, Loaded, SettingsError, is_strict, load
-from vllm_vitals.settings import OtlpSettings, PrometheusSettings, Settings
-from vllm_vitals.standard import VARIABLES
+from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, is_strict, load
+from vllm_vitals.settings import OtlpSettings, PrometheusSettings, Settings, without_password
 
 DOCUMENTED = "`vllm-vitals settings` lists every setting and what it allows."
 WITHOUT = {
@@ -18,7 +17,6 @@ WITHOUT = {
     "gen_ai": "the gen_ai.server.* metrics will be left out",
 }
 """What wrong settings of a section come to while those of no section are right."""
-LENIENT = frozenset(name for variable in VARIABLES if variable.lenient for name in variable.names)
 
 
 class Launch:
@@ -55,13 +53,6 @@ class Launch:
         return settings.otlp if settings else None
 
     @cached_property
-    def warnings(self) -> list[str]:
-        """Return what the settings warn of, even when they are wrong."""
-        if isinstance(self.outcome, Loaded):
-            return self.outcome.warnings
-        return load({name: text for name, text in self.environ.items() if _is_only_warned_of(name)}).warnings
-
-    @cached_property
     def release(self) -> Release | None:
         """Return vLLM's release, `None` when it is not installed or does not tell."""
         return release(next(iter(vllm_versions().values()), ""))
@@ -90,7 +81,7 @@ def settings(launch: Launch) -> Iterator[Finding]:
     outcome = launch.outcome
     if isinstance(outcome, Loaded):
         told = [
-            f"{'.'.join(path)} = {reduce(_part, path, outcome.settings)} (from {origin})"
+            f"{'.'.join(path)} = {_shown(path, reduce(_part, path, outcome.settings))} (from {origin})"
             for path, origin in outcome.origins.items()
         ]
         yield ok("; ".join(told) if told else "every setting has its default")
@@ -100,14 +91,15 @@ def settings(launch: Launch) -> Iterator[Finding]:
             if is_strict(launch.environ):
                 what_then = "vLLM will not start"
             yield from (fail(line, f"Until then {what_then}. {DOCUMENTED}") for line in lines)
-    for line in launch.warnings:
+    for line in outcome.warnings:
         yield warn(line, f"Correct it or unset it. {DOCUMENTED}")
 
 
-def _is_only_warned_of(variable: str) -> bool:
-    name = variable.removeprefix(PREFIX).lower().split("__")[0]
-    unknown = variable.startswith(PREFIX) and variable != FILE_VARIABLE and name not in Settings.model_fields
-    return unknown or variable in LENIENT
+def _shown(path: tuple[str, ...], value: Any) -> str:
+    """Return a value as it may be shown: without the password of an address, and of headers the names only."""
+    if path == ENDPOINT:
+        return without_password(value)
+    return ", ".join(value) if path == HEADERS else str(value)
 
 
 def _part(whole: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
@@ -13,9 +13,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import vllm_vitals
+from vllm_vitals.catalog import CATALOG
 from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.otlp.bridge import native_series
 from vllm_vitals.exporters.otlp.identity import resource
-from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push
+from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
 from vllm_vitals.exporters.otlp.target import Target, resolve
 from vllm_vitals.exporters.otlp.transport import Answer, Transport, connect
 from vllm_vitals.feed.pace import Pace
@@ -45,9 +47,13 @@ class OtlpExporter:
         *,
         started: float,
         fresh: float,
+        native: Callable[[], Any] | None = None,
         make: Connect = connect,
     ) -> None:
-        """Take note of what to push where; `started` is Unix seconds, for `fresh` see `PointBuilder`."""
+        """Take note of what to push where.
+
+        `started` is Unix seconds, for `fresh` see `PointBuilder`. `native` gives a registry to be pushed too.
+        """
         self._collector = collector
         self._settings = settings
         self._target = target
@@ -59,7 +65,9 @@ class OtlpExporter:
             exponential=settings.histograms == "exponential",
             started=started,
             fresh=fresh,
+            more=self._more if native else lambda _: (),
         )
+        self._native = native
         self._transport: Transport | None = None
         self._stuck: list[threading.Thread] = []
         self._stopped = threading.Event()
@@ -115,6 +123,15 @@ class OtlpExporter:
         self._collector.export(NAME, time.perf_counter() - start if answer.ok else None)
         self._tell(answer)
         return answer
+
+    def _more(self, pause: Callable[[], None]) -> Iterator[Series]:
+        """Yield vLLM's own series; a registry that cannot be read does not cost ours."""
+        own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
+        try:
+            if self._native:
+                yield from native_series(self._native(), pause, own.__contains__)
+        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
+            self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
     def _run(self) -> None:
         wait = self._settings.interval
@@ -202,8 +219,16 @@ class OtlpExporter:
         self._partial = partial
 
 
-def otlp_exporter(collector: Collector, settings: Settings, version: str, age: float) -> OtlpExporter:
+def otlp_exporter(
+    collector: Collector,
+    settings: Settings,
+    version: str,
+    age: float,
+    native_registry: Callable[[], Any] | None = None,
+) -> OtlpExporter:
     """Return the exporter that settings describe, for a vLLM of a version in a process of an age in seconds.
+
+    `native_registry` gives the registry behind vLLM's own /metrics.
 
     Raises:
         ValueError: without an endpoint.
@@ -214,7 +239,13 @@ def otlp_exporter(collector: Collector, settings: Settings, version: str, age: f
     otlp = settings.otlp
     identity = resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
     return OtlpExporter(
-        collector, settings.otlp, target, identity, started=time.time() - age, fresh=settings.stale_after
+        collector,
+        otlp,
+        target,
+        identity,
+        started=time.time() - age,
+        fresh=settings.stale_after,
+        native=native_registry if otlp.include_native else None,
     )
 
 

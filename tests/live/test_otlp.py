@@ -1,0 +1,122 @@
+"""A real vLLM that pushes to a real collector, which is away for a while: everything arrives, once."""
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.collector import Rotel, Sink
+from tests.live.conftest import put_load
+from tests.live.pages import eventually, settled
+from tests.live.server import VllmServer
+from tests.parity import Samples, value
+from vllm_vitals.catalog import CATALOG, itself
+
+KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
+CASES = [("grpc", "cumulative", "explicit"), ("http/protobuf", "delta", "exponential")]
+MOVING = {metric.name for metric in itself.ITSELF}
+"""Metrics that move while nothing happens: those on the exports themselves."""
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+def pushed(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Give sink, page and log of a server whose collector was absent, came, was killed under load, and came back."""
+    protocol, temporality, histograms = request.param
+    sink = Sink()
+    rotel = Rotel(sink, tmp_path_factory.mktemp("rotel"))
+    aggregation = "base2_exponential_bucket_histogram" if histograms == "exponential" else "explicit_bucket_histogram"
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": rotel.endpoint(protocol),
+        "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+        "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+        "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": temporality,
+        "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": aggregation,
+        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
+    }
+    try:
+        with VllmServer(model, env=environment) as server:
+            put_load(server, count=30)
+            rotel.start()
+            put_load(server, count=30, seed=1)
+            rotel.kill()
+            put_load(server, count=30, seed=2)
+            time.sleep(3)
+            rotel.start()
+            _, page = settled(server)
+            generated = value(page, "vllm_tokens_generation_total")
+            assert eventually(lambda: sink.total("vllm.tokens.generation") == generated), (
+                sink.total("vllm.tokens.generation"), generated,
+            )  # fmt: skip
+            yield sink, page, server, request.param
+    finally:
+        rotel.kill()
+        sink.close()
+
+
+def test_every_number_arrives_and_none_twice(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
+    sink, page, _, _ = pushed
+    for metric in CATALOG:
+        if metric.name in MOVING or metric.kind == "gauge":
+            continue
+        shown = value(page, metric.prometheus if metric.kind == "counter" else f"{metric.prometheus}_sum")
+        if math.isnan(shown):
+            continue
+        assert math.isclose(sink.total(metric.name), shown, rel_tol=1e-9, abs_tol=1e-9), metric.name
+        if metric.kind == "histogram":
+            assert sum(sink.counts[metric.name].values()) == value(page, f"{metric.prometheus}_count"), metric.name
+
+
+def test_kinds_and_units_are_the_catalogues(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
+    sink, page, _, (_, _, histograms) = pushed
+    exposed = [metric for metric in CATALOG if any(name.startswith(metric.prometheus) for name in page)]
+    assert len(exposed) > 40
+    for metric in exposed:
+        kind = KINDS[metric.kind]
+        kind = "exponential_histogram" if kind == "histogram" and histograms == "exponential" else kind
+        assert sink.described[metric.name] == (kind, metric.unit), metric.name
+
+
+def test_gauges_are_those_of_the_idle_engine(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
+    sink, page, _, _ = pushed
+    assert sink.total("vllm.engine.requests.running") == 0
+    assert sink.total("vllm.kv_cache.capacity") == value(page, "vllm_kv_cache_capacity")
+
+
+def test_one_identity_for_one_process(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
+    sink, _, server, _ = pushed
+    (resource,) = sink.resources
+    told = dict(resource)
+    assert told["service.name"] == "vllm"
+    assert told["deployment.environment.name"] == "test"
+    assert told["process.pid"] == str(server.pid)
+    assert len(told["service.instance.id"]) == 36
+
+
+def test_the_log_tells_the_outage_once_and_its_end(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
+    _, _, server, _ = pushed
+    lines = [line for line in server.log.read_text().splitlines() if "vllm-vitals: OTLP" in line]
+    assert sum("OTLP push:" in line for line in lines) == 1
+    assert sum("succeeds again" in line for line in lines) == 2
+    assert 2 <= sum(" failed: " in line for line in lines) <= 4, lines
+    assert "opentelemetry" not in "".join(lines)
+
+
+def test_a_hanging_receiver_delays_the_end_by_no_more_than_the_bound(model: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        port = silent.getsockname()[1]
+        environment = {
+            "VITALS_OTLP__ENDPOINT": f"http://127.0.0.1:{port}",
+            "VITALS_OTLP__INTERVAL": "1",
+            "VITALS_OTLP__INCLUDE_NATIVE": "true",
+        }
+        with VllmServer(model, env=environment) as server:
+            put_load(server, count=13, disconnects=False)
+            start = time.monotonic()
+            server.stop(grace=30)
+            assert time.monotonic() - start < 15
+            assert "Traceback" not in server.log.read_text().rpartition("vllm-vitals: OTLP push")[2]
