@@ -225,7 +225,10 @@ def test_a_value_without_words_costs_only_its_label() -> None:
     found = facts(
         model_config=Section(served_model_name="m", quantization=Words()), cache_config=Section(block_size=16)
     )
-    assert (found.model, found.info) == ("m", {"vllm_version": VERSION, "block_size": "16"})
+    assert (found.model, found.info) == (
+        "m",
+        {"vllm_version": VERSION, "block_size": "16", "quantization": "unknown"},
+    )
 
 
 def test_a_name_without_words_is_unknown() -> None:
