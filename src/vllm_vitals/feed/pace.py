@@ -2,7 +2,7 @@
 
 import time
 
-PIECE = 400e-6
+PIECE = 200e-6
 """Seconds of work after which the interpreter is given up."""
 REST = 50e-6
 """Seconds to sleep then: a sleep of 0 would often take the interpreter back before anyone else got it."""
