@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import trustme
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -369,6 +370,22 @@ class BrokenCollector:
 
 def broken_registry() -> Any:
     raise RuntimeError("no registry")
+
+
+def test_a_broken_file_of_vllms_multiprocess_directory_does_not_cost_our_page(
+    serve: Callable[..., Endpoint], tmp_path: Path
+) -> None:
+    (tmp_path / "counter_1.db").write_bytes(b"\xff\x00\x00\x00")
+
+    def multiprocess() -> CollectorRegistry:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(tmp_path))
+        return registry
+
+    endpoint = serve(multiprocess, include_native=True).up()
+    assert endpoint.ask()[0] == 200
+    assert "vitals_series" in endpoint.text()
+    assert 'vitals_errors_total{stage="export"} 0' not in endpoint.text()
 
 
 @pytest.mark.parametrize("native", [BrokenCollector, broken_registry])
