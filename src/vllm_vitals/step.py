@@ -30,7 +30,6 @@ class Speculation(Struct, frozen=True, gc=False):
 
     drafts: int = 0
     draft_tokens: int = 0
-    accepted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()
 
 

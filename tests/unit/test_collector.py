@@ -265,7 +265,7 @@ def test_what_needs_a_feature_is_zero_with_it_and_absent_without(feature: str, n
 
 def test_what_needs_a_feature_shows_when_values_come_all_the_same() -> None:
     evictions = Evictions(lifetimes=array("d", [1.0, 2.0]))
-    see = Sight(collect(facts(), step(speculation=Speculation(3, 9, 4, (2, 1, 1)), evictions=evictions, flops=7)))
+    see = Sight(collect(facts(), step(speculation=Speculation(3, 9, (2, 1, 1)), evictions=evictions, flops=7)))
     assert see("vllm_spec_decode_drafts_total", **ENGINE) == 3
     assert see("vllm_kv_cache_block_lifetime_seconds_sum", **ENGINE) == 3.0
     assert see("vllm_perf_flops_total", **ENGINE) == 7
@@ -597,7 +597,7 @@ steps = st.builds(
     Step, st.just(MODEL), st.sampled_from(["0", "1"]), st.just(EPOCH), st.floats(0, 100), st.just(AGE),
     running=st.none() | small, waiting=small, deferred=small, kv_cache_usage=st.none() | real,
     prefix_cache=st.none() | uses, external_prefix_cache=st.none() | uses, flops=st.none() | small,
-    speculation=st.none() | st.builds(Speculation, small, small, small, st.tuples(small, small)),
+    speculation=st.none() | st.builds(Speculation, small, small, st.tuples(small, small)),
     duration=st.none() | real, iterated=st.booleans(), computed_tokens=small, generation_tokens=small,
     prompt_tokens=st.dictionaries(st.sampled_from("abc"), small), preempted=small, corrupted=small,
     scheduled_tokens=st.dictionaries(st.sampled_from(["prefill", "decode"]), small),

@@ -42,7 +42,7 @@ def full_step(clock: float, engine: str) -> Any:
     return step(
         clock, engine=engine, running=3, waiting=2, deferred=1, kv_cache_usage=1 / 3, prefix_cache=CacheUse(100, 40),
         external_prefix_cache=CacheUse(60, 6), cached_by_source={"device": 40, "ssd": 6}, kv_fetch={"in_progress": 1},
-        lora_running={"sql": 2, AWKWARD: 1}, lora_waiting={"sql": 1}, speculation=Speculation(3, 9, 4, (2, 1, 1)),
+        lora_running={"sql": 2, AWKWARD: 1}, lora_waiting={"sql": 1}, speculation=Speculation(3, 9, (2, 1, 1)),
         evictions=Evictions(latencies, latencies, latencies), graph_tokens={"padded": 8, "unpadded": 7},
         flops=2**60 + 1, memory_traffic={"read": 10**15, "write": 3}, duration=0.0125, iterated=True,
         scheduled_tokens={"prefill": 5, "decode": 3}, prompt_tokens={"local_compute": 5, "local_cache_hit": 2},

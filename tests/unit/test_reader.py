@@ -66,7 +66,7 @@ def test_queues(stats: Any, running: int, waiting: int, deferred: int) -> None:
         (
             "spec_decoding_stats",
             Stats(num_spec_tokens=2, num_drafts=2, num_draft_tokens=4, num_accepted_tokens=3, num_accepted_tokens_per_pos=[2, 1]),
-            "speculation", Speculation(2, 4, 3, (2, 1)),
+            "speculation", Speculation(2, 4, (2, 1)),
         ),
         (
             "kv_cache_eviction_events",

@@ -120,7 +120,7 @@ class Collector:
     def refresh(self, pause: Callable[[], None] = lambda: None) -> None:
         """Bring what depends on the time of reading up to date; exporters call it before they read.
 
-        `pause` is called between small pieces of work, with no lock held.
+        `pause` is called between small pieces of work.
         """
         for engine in list(self._engines.values()):
             with self.store.lock:

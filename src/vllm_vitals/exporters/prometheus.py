@@ -22,8 +22,6 @@ from vllm_vitals.settings import PrometheusSettings
 
 SLOWEST_CLIENT = 10.0
 """Seconds that a client may take to send its request or to read its answer."""
-
-
 SLOWEST_ANSWER = 60.0
 """Seconds that a connection may last in all."""
 MOST_CLIENTS = 128

@@ -102,7 +102,6 @@ class Reader:
         return Speculation(
             fields.count(stats, "num_drafts") or 0,
             fields.count(stats, "num_draft_tokens") or 0,
-            fields.count(stats, "num_accepted_tokens") or 0,
             tuple(int(n) for n in by_position if 0 <= n < 2**53),
         )
 

@@ -1,0 +1,86 @@
+"""vLLM's own metrics, pushed: every sample of a registry under the name that scraping would give it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+
+from vllm_vitals.collector.store import Store
+from vllm_vitals.exporters.otlp.bridge import native_series
+from vllm_vitals.exporters.otlp.points import PointBuilder, Push, Series
+
+ENGINE = ("engine",)
+
+
+def registry() -> tuple[CollectorRegistry, Counter, Histogram]:
+    made = CollectorRegistry()
+    counter = Counter("vllm:prompt_tokens", "Prompts.", ENGINE, registry=made)
+    counter.labels("0").inc(7)
+    counter.labels("1").inc(2)
+    Gauge("vllm:num_requests_running", "Running.", ENGINE, registry=made).labels("0").set(3)
+    histogram = Histogram("vllm:e2e_seconds", "Time.", ENGINE, registry=made, buckets=(1, 5))
+    for seconds in (0.5, 1.0, 4.0, 9.0):
+        histogram.labels("0").observe(seconds)
+    Summary("http_size", "Size.", registry=made).observe(10)
+    return made, counter, histogram
+
+
+def series(made: Any, apart: Callable[[str], bool] = lambda _: False) -> dict[tuple[str, str], Series]:
+    read = native_series(made, lambda: None, apart)
+    return {(each.metric.name, dict(each.labels).get("engine", "")): each for each in read}
+
+
+def builder(made: Any, temporality: str) -> PointBuilder:
+    def more(pause: Callable[[], None]) -> Iterable[Series]:
+        return native_series(made, pause, lambda _: False)
+
+    return PointBuilder(Store([]), temporality=temporality, exponential=False, started=1.0, fresh=60.0, more=more)
+
+
+def points(push: Push, name: str) -> Iterator[Any]:
+    return (point for metric in push.metrics if metric.name == name for point in metric.data.data_points)
+
+
+def test_names_kinds_and_values_are_the_samples() -> None:
+    found = series(registry()[0])
+    assert {name for name, _ in found} == {
+        "vllm:prompt_tokens_total", "vllm:num_requests_running", "vllm:e2e_seconds", "http_size_sum", "http_size_count",
+    }  # fmt: skip
+    assert found["vllm:prompt_tokens_total", "0"].state.value == 7
+    assert found["vllm:prompt_tokens_total", "1"].metric.kind == "counter"
+    assert found["vllm:num_requests_running", "0"].metric.kind == "gauge"
+    assert (found["http_size_sum", ""].state.value, found["http_size_sum", ""].metric.kind) == (10, "counter")
+
+
+def test_histograms_are_counted_by_bucket() -> None:
+    found = series(registry()[0])["vllm:e2e_seconds", "0"]
+    assert (found.bounds, found.state.counts, found.state.value) == ((1.0, 5.0), (2, 1, 1), 14.5)
+
+
+def test_families_set_apart_are_left_out() -> None:
+    assert ("vllm:e2e_seconds", "0") not in series(registry()[0], "vllm:e2e_seconds".__eq__)
+
+
+def test_differences_start_at_what_was_acknowledged() -> None:
+    made, counter, histogram = registry()
+    build = builder(made, "delta")
+    first = build.build(lambda: None)
+    assert [point.value for point in points(first, "vllm:prompt_tokens_total")] == [7, 2]
+    build.acknowledge(first)
+    counter.labels("0").inc(3)
+    histogram.labels("0").observe(2.0)
+    lost, second = build.build(lambda: None), build.build(lambda: None)
+    for push in (lost, second):
+        assert [point.value for point in points(push, "vllm:prompt_tokens_total")] == [3]
+        (point,) = points(push, "vllm:e2e_seconds")
+        assert (point.count, point.sum, list(point.bucket_counts)) == (1, 2.0, [0, 1, 0])
+
+
+def test_a_counter_that_began_anew_is_sent_whole() -> None:
+    made, _, _ = registry()
+    build = builder(made, "delta")
+    build.acknowledge(build.build(lambda: None))
+    fresh = CollectorRegistry()
+    Counter("vllm:prompt_tokens", "Prompts.", ENGINE, registry=fresh).labels("0").inc(4)
+    made.collect = fresh.collect  # type: ignore[method-assign]
+    assert [point.value for point in points(build.build(lambda: None), "vllm:prompt_tokens_total")] == [4]
