@@ -10,20 +10,17 @@ from functools import cache
 from typing import Any, Protocol
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.store import OTHER
 from vllm_vitals.configuration import SettingsError, is_strict, load
 from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Sleep, Step
+from vllm_vitals.step import Sleep
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
 from vllm_vitals.vllm.reader import Reader
 
 EXPORTERS = ("prometheus", "otlp")
 """Sections of the settings that are an exporter's own: what is wrong there is said by its logger."""
-MOST_ENGINES = 4096
-"""The engine indexes below it are believed."""
 
 SILENT = Tap(0)
 """The tap of a logger that is off, or is not the first of its `AsyncLLM`."""
@@ -113,9 +110,10 @@ class Runtime:
             LOGGER.info("API server %d of %d shows the requests that it serves itself", rank, count)
         model = model_name(config)
         details, pooling = "iteration_details" in features, "pooling" in features
-        reader = Reader(model, self.feed.complain, details=details, pooling=pooling)
+        born = time.monotonic() - process_age()
+        reader = Reader(model, self.feed.complain, born=born, details=details, pooling=pooling)
         tap = Tap(self.settings.queue_size)
-        self.feed.attach(Source(tap, _read(reader, time.monotonic() - process_age()), model, engines))
+        self.feed.attach(Source(tap, reader.read, model, engines))
         return tap
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
@@ -139,14 +137,6 @@ class Runtime:
         self.feed.close()
         for exporter in self.exporters.values():
             exporter.abandon()
-
-
-def _read(reader: Reader, born: float) -> Callable[[Any, Any, Any, Any, float, float], Step]:
-    def read(scheduler: Any, iteration: Any, multimodal: Any, engine: Any, now: float, clock: float) -> Step:
-        name = str(engine) if type(engine) is int and 0 <= engine < MOST_ENGINES else OTHER
-        return reader.step(scheduler, iteration, multimodal, name, time=now, clock=clock, age=clock - born)
-
-    return read
 
 
 _runtime: Runtime | None = None

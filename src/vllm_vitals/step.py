@@ -4,11 +4,12 @@ Durations are seconds, times are Unix seconds, counts are plain numbers. `None` 
 means that this vLLM, or this step, did not say. Nothing here knows vLLM or any exporter.
 """
 
-import math
 from array import array
 
 from msgspec import Struct, field
 
+OTHER = "_other"
+"""The label value that stands for all that are too many or make no sense."""
 CLOCK_SLACK = 1.0
 """Seconds by which a phase may outlast its request: the two are measured on different clocks."""
 
@@ -42,10 +43,7 @@ class Evictions(Struct, frozen=True, gc=False):
 
 
 class Finished(Struct, gc=False):
-    """One finished request. With `n > 1` each of the n sequences finishes on its own.
-
-    `most` is the number of seconds that none of its phases can exceed.
-    """
+    """One finished request. With `n > 1` each of the n sequences finishes on its own."""
 
     reason: str
     time: float = 0.0
@@ -61,11 +59,6 @@ class Finished(Struct, gc=False):
     max_tokens: int | None = None
     preemptions: int | None = None
     request_id: str | None = None
-    most: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.duration is not None:
-            self.most = self.duration + CLOCK_SLACK
 
 
 class Step(Struct, gc=False):

@@ -92,8 +92,9 @@ class Sight:
 
 def read(scheduler: Any = None, iteration: Any = None, multimodal: Any = None, **options: Any) -> Step:
     """Return what a reader makes of vLLM's stats."""
-    reader = Reader(MODEL, lambda *_: None, **options)
-    return reader.step(scheduler, iteration, multimodal, "0", time=EPOCH, clock=100.0, age=AGE)
+    reader = Reader(MODEL, lambda *_: None, born=100.0 - AGE, **options)
+    (step,) = reader.read([(100.0, scheduler, iteration, multimodal, 0)], EPOCH - 100.0)
+    return step
 
 
 def iteration_stats(**fields: Any) -> SimpleNamespace:

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.unit.builders import ENGINE
 from vllm_vitals.exporters import prometheus, web
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
-from vllm_vitals.exporters.prometheus import PrometheusExporter
+from vllm_vitals.exporters.prometheus import PrometheusExporter, Server
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.exporters.web import accepts_gzip, prefers_openmetrics
 from vllm_vitals.runtime import Runtime
@@ -611,7 +611,7 @@ def test_a_tls_client_that_says_nothing_blocks_no_other(
             silent.enter_context(socket.create_connection((HOST, endpoint.port)))
         start = time.monotonic()
         assert endpoint.ask(tls=trusting(authority))[0] == 200
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < prometheus.SLOWEST_CLIENT / 2
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01"])
@@ -642,7 +642,7 @@ def test_a_client_that_sends_half_a_request_blocks_no_other(endpoint: Endpoint) 
             stalled.enter_context(socket.create_connection((HOST, endpoint.port))).sendall(half)
         start = time.monotonic()
         assert endpoint.ask()[0] == 200
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < prometheus.SLOWEST_CLIENT / 2
 
 
 def test_a_client_that_stalls_is_given_up_quietly(
@@ -680,10 +680,9 @@ def test_fifty_scrapes_at_once(endpoint: Endpoint, accept: str) -> None:
         together.wait(10)
         return endpoint.text(Accept=accept)
 
-    start = time.monotonic()
     with ThreadPoolExecutor(50) as pool:
         texts = list(pool.map(scrape, range(50)))
-    assert time.monotonic() - start < 1.0  # a connection that finds no place in the queue is tried again after 1 s
+    assert Server.request_queue_size >= 50  # one that finds no place in the queue is tried again after a second only
     parse = parse_text if accept == "text/plain" else parse_openmetrics
     assert {text.count("\nvllm_engine_requests_running{") for text in texts} == {1}
     assert len(list(parse(texts[0]))) == len(list(parse(texts[-1])))

@@ -128,9 +128,7 @@ def path() -> tuple[Tap, Feed, Collector]:
     feed = Feed(collector, 1.0)
     tap = Tap(100)
     reader = Reader("m", feed.complain)
-    feed._sources.append(
-        Source(tap, lambda s, i, m, e, now, clock: reader.step(s, i, m, str(e), time=now, clock=clock, age=1e6))
-    )
+    feed._sources.append(Source(tap, reader.read))
     return tap, feed, collector
 
 

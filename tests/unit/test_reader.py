@@ -18,8 +18,9 @@ def told(
 ) -> tuple[Step, list[str]]:
     """Return what a reader makes of vLLM's stats, and the fields it complains of."""
     complaints: list[str] = []
-    reader = Reader(MODEL, lambda field, *_: complaints.append(field), **options)
-    return reader.step(scheduler, iteration, multimodal, "0", time=EPOCH, clock=100.0, age=AGE), complaints
+    reader = Reader(MODEL, lambda field, *_: complaints.append(field), born=100.0 - AGE, **options)
+    (step,) = reader.read([(100.0, scheduler, iteration, multimodal, 0)], EPOCH - 100.0)
+    return step, complaints
 
 
 def ended(*requests: Any, **options: Any) -> Step:
@@ -155,10 +156,9 @@ def test_a_step_without_details_is_counted_by_its_outputs() -> None:
 
 def test_with_details_the_outputs_do_not_count_a_second_time() -> None:
     reader = Reader(MODEL, lambda *_: None, details=True)
-    steps = [
-        reader.step(Stats(iteration_details=given), OUTPUT, None, "0", time=EPOCH, clock=100.0, age=AGE)
-        for given in (details(), None)
-    ]
+    steps = reader.read(
+        [(100.0, Stats(iteration_details=given), OUTPUT, None, 0) for given in (details(), None)], EPOCH
+    )
     assert [step.scheduled_tokens.get("decode", 0) for step in steps] == [3, 0]
 
 

@@ -1,41 +1,53 @@
 """The OpenTelemetry conventions for generative-AI servers (status: Development)."""
 
+import numpy as np
+
 from vllm_vitals.catalog.metric import LONGEST, Histogram, Label, Scope
+from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
 
 FAILED = ("error",)
 UNFINISHED = ("error", "abort")
 
 
-def first_token(request: Finished) -> float | None:
+def first_token(requests: Requests) -> Floats:
     """Return the seconds from a request's arrival to its first token, rebuilt from its own times.
 
     The decode time runs from the first token to the last, and the duration ends at the last.
     """
-    if request.duration is None or request.decode is None or not request.output_tokens:
-        return None
-    return request.duration - request.decode
+    return np.where(requests.output_tokens > 0, requests.duration - requests.decode, np.nan)
+
+
+def duration_by_error(requests: Requests) -> dict[str, Floats]:
+    """Return the durations of requests by their `error.type`."""
+    failed = requests.ended(*FAILED)
+    if not failed.any():
+        return {"": requests.duration}
+    return {"": np.where(failed, np.nan, requests.duration), "error": np.where(failed, requests.duration, np.nan)}
+
+
+def of_successful(requests: Requests, values: Floats) -> Floats:
+    """Return values without those of requests that did not succeed."""
+    return np.where(requests.ended(*UNFINISHED), np.nan, values)
 
 
 GEN_AI_DURATION = Histogram(
     "gen_ai.server.request.duration", "s", "Time from a request's arrival to its last output.",
     of=Finished, scope=Scope.CONVENTION, buckets="gen_ai_request_duration", limit=LONGEST,
-    read=lambda r: (
-        None if r.duration is None else {"error" if r.reason in FAILED else "": r.duration}
-    ),
+    read=duration_by_error,
     labels=(Label("error.type", ("",), help="`error` when the engine failed the request, else absent"),),
 )  # fmt: skip
 GEN_AI_FIRST_TOKEN = Histogram(
     "gen_ai.server.time_to_first_token", "s",
     "Time to the first token of a successful request, rebuilt at its end as duration minus decode time.",
     of=Finished, scope=Scope.CONVENTION, buckets="gen_ai_time_to_first_token", limit=LONGEST,
-    read=lambda r: None if r.reason in UNFINISHED else first_token(r),
+    read=lambda r: of_successful(r, first_token(r)),
 )  # fmt: skip
 GEN_AI_PER_TOKEN = Histogram(
     "gen_ai.server.time_per_output_token", "s",
     "Mean time per output token after the first of a successful request.",
     of=Finished, scope=Scope.CONVENTION, buckets="gen_ai_time_per_output_token", limit=LONGEST,
-    read=lambda r: None if r.reason in UNFINISHED else r.time_per_output_token, ceiling="most",
+    read=lambda r: of_successful(r, r.time_per_output_token), ceiling="most",
 )  # fmt: skip
 
 CONVENTIONS = (GEN_AI_DURATION, GEN_AI_FIRST_TOKEN, GEN_AI_PER_TOKEN)

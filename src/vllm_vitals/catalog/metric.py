@@ -13,7 +13,8 @@ R = TypeVar("R")
 Key = tuple[str, ...]
 Reading = float | Mapping[Any, float] | None
 """What one record says: a number, or a number for each label value (a tuple of them for several labels)."""
-Readings = float | Iterable[float] | Mapping[Any, float] | None
+Readings = float | Iterable[float] | Mapping[Any, Any] | None
+"""What a record says of a distribution: a number or an array of them, or an array for each label value."""
 
 MOST = float(2**63)
 """The largest count that one step can plausibly bring."""
@@ -49,7 +50,8 @@ class Label:
 class Metric(Generic[R]):
     """One metric. `of` is the record type it is read from; `None`: the collector keeps it itself.
 
-    `read` is a function of the record, or the name of a field of it.
+    `read` is a function of the record, or the name of a field of it. Finished requests are read many at a time:
+    its argument is then a `Requests`, and what it returns is an array with one value for each of them.
 
     `native` names the vLLM metric that means the same, `needs` the engine feature without which
     there is no series, `since` the first vLLM that reports it.
@@ -117,12 +119,11 @@ class Gauge(Metric[R]):
 class Histogram(Metric[R]):
     """A distribution over the bounds of a bucket family.
 
-    `read` gives a value, an array of them, or a value for each label value; it may also be a mapping that
-    reads for each label value apart. `ceiling` gives, from the record, what a value cannot honestly exceed.
+    `read` gives a value or an array of them. `ceiling` gives, from the record, what a value cannot honestly exceed.
     """
 
-    read: Callable[[R], Readings] | str | Mapping[str, Callable[[R], float | None] | str] | None = None  # type: ignore[assignment]
+    read: Callable[[Any], Readings] | str | None = None
     buckets: str = ""
-    ceiling: Callable[[R], float] | str | None = None
+    ceiling: Callable[[Any], Any] | str | None = None
 
     kind = "histogram"

@@ -1,8 +1,12 @@
 """Tokens and requests: what came in, what went out, and how long each part took."""
 
+from collections import Counter as Tally
 from collections.abc import Callable
 
+import numpy as np
+
 from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
+from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import CLOCK_SLACK, Finished, Rejection, Step
 
 
@@ -11,18 +15,12 @@ def lifetime(step: Step) -> float:
     return step.age + CLOCK_SLACK
 
 
-def frontend(request: Finished) -> float | None:
-    """Return the seconds spent outside the engine: tokenising, transport, detokenising."""
-    if request.duration is None or request.queue is None or request.inference is None:
-        return None
-    return max(request.duration - request.queue - request.inference, 0.0)
-
-
-PHASES: dict[str, Callable[[Finished], float | None] | str] = {
-    "queue": "queue",
-    "prefill": "prefill",
-    "decode": "decode",
-    "frontend": frontend,
+PHASES: dict[str, Callable[[Requests], Floats]] = {
+    "queue": lambda r: r.queue,
+    "prefill": lambda r: r.prefill,
+    "decode": lambda r: r.decode,
+    # spent outside the engine: tokenising, transport, detokenising
+    "frontend": lambda r: np.maximum(r.duration - r.queue - r.inference, 0.0),
 }
 
 PROMPT_TOKENS = Counter(
@@ -44,7 +42,7 @@ GENERATION_TOKENS = Counter(
 FINISHED = Counter(
     "vllm.requests.finished", "{request}",
     "Finished sequences (`n` per request). Requests whose client left are reported to no stat logger.",
-    of=Finished, read=lambda r: {r.reason: 1.0}, native="vllm:request_success",
+    of=Finished, read=lambda r: Tally(r.reason), native="vllm:request_success",
     labels=(Label("finish_reason", ("stop", "length", "abort", "error", "repetition")),),
 )  # fmt: skip
 REJECTED = Counter(
@@ -98,7 +96,8 @@ INFERENCE_DURATION = Histogram(
 )  # fmt: skip
 PHASE_DURATION = Histogram(
     "vllm.request.phase.duration", "s", "Time of a finished request by phase; the phases add up to its duration.",
-    of=Finished, read=PHASES, buckets="request_latency", limit=LONGEST, ceiling="most",
+    of=Finished, read=lambda r: {phase: read(r) for phase, read in PHASES.items()},
+    buckets="request_latency", limit=LONGEST, ceiling="most",
     labels=(Label("phase", tuple(PHASES),
                   help="queue: until first scheduled. prefill: until the first token. decode: until the last. "
                        "frontend: the rest, spent outside the engine"),),
@@ -120,9 +119,7 @@ REQUEST_CACHED_TOKENS = Histogram(
 COMPUTED_TOKENS = Histogram(
     "vllm.request.computed_tokens", "{token}", "Prompt tokens of a finished request that were not in a cache.",
     of=Finished, buckets="request_tokens", since="0.13.0", native="vllm:request_prefill_kv_computed_tokens",
-    read=lambda r: (
-        None if r.input_tokens is None or r.cached_tokens is None else r.input_tokens - r.cached_tokens
-    ),
+    read=lambda r: r.input_tokens - r.cached_tokens,
 )  # fmt: skip
 MAX_TOKENS = Histogram(
     "vllm.request.max_tokens", "{token}", "The max_tokens that a finished request asked for.",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vllm_vitals.collector.exponential import Exponential
 
-PENDING = 4096
+PENDING = 16384
 """Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
 
 MANY = 24

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 import vllm_vitals
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
-from vllm_vitals.collector.columns import Columns
-from vllm_vitals.collector.store import MOST_SCOPES, OTHER, Store
+from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import Writer, prepare, scope_key, writers
+from vllm_vitals.columns import Requests
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
+from vllm_vitals.step import OTHER, Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
 
 EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
@@ -170,7 +172,8 @@ class Collector:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
         if requests:
-            self._write(engine.rules[Finished], Columns(requests), requests[-1].time, pause)
+            with np.errstate(invalid="ignore", over="ignore"):  # what comes of nonsense is refused as not finite
+                self._write(engine.rules[Finished], [Requests(requests)], requests[-1].time, pause)
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
 from vllm_vitals.collector.cells import Cell, HistogramCell, NumberCell, Rejects
+from vllm_vitals.step import OTHER
 
-OTHER = "_other"
 LONGEST_LABEL = 256
 MOST_SCOPES = 1024
 """Distinct (model, engine) pairs; beyond that something makes labels up."""

@@ -2,14 +2,15 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import compress, product
-from operator import gt
+from itertools import product
 from typing import Any
+
+import numpy as np
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope, reader
 from vllm_vitals.collector.cells import Exemplar, HistogramCell
-from vllm_vitals.collector.columns import Columns, Floats
 from vllm_vitals.collector.store import Family
+from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
 
 
@@ -73,86 +74,63 @@ class HistogramWriter(Writer):
     """Observes: a value of each record, or an array of them."""
 
     def __init__(
-        self,
-        family: Family,
-        scope: Key,
-        read: Callable[[Any], Any] | str,
-        bounds: tuple[float, ...],
-        exemplars: int,
-        label: Key = (),
+        self, family: Family, scope: Key, read: Callable[[Any], Any] | str, bounds: tuple[float, ...], label: Key = ()
     ) -> None:
-        metric: Histogram[Any] = family.metric  # type: ignore[assignment]
         super().__init__(family, scope, read)
-        self._field = read if isinstance(read, str) else ""
-        self._most = metric.ceiling if isinstance(metric.ceiling, str) else ""
+        metric: Histogram[Any] = family.metric  # type: ignore[assignment]
         self._label = label
         self._bounds = bounds
         self._ceiling = reader(metric.ceiling) if metric.ceiling else None
-        self._exemplars = exemplars if metric.of is Finished and metric.unit == "s" else 0
         self._cells: dict[Any, HistogramCell] = {}
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
-        if self._field and not self._exemplars and isinstance(records, Columns):
-            self._observe_column(*records.column(self._field), records)
-            return
-        values = list(map(self.read, records))
-        if None in values:
-            records = [record for record, value in zip(records, values, strict=True) if value is not None]
-            values = [value for value in values if value is not None]
+        values = [value for value in map(self.read, records) if value is not None]
         if not values:
             return
-        if isinstance(values[0], array):
-            self._extend(values, records[-1])
-        else:
-            self._observe(self._label, values, records)
-
-    def _observe_column(self, values: Floats, present: Any, records: Columns) -> None:
-        if self._most:
-            most, _ = records.column(self._most)
-            absurd = values > (most if present is None else most[present])
-            if absurd.any():
-                self.family.rejects[self.family.metric.name, "absurd"] += int(absurd.sum())
-                values = values[~absurd]
-        if values.size:
-            self._cell(self._label).extend(values)
-
-    def _extend(self, values: Sequence["array[float]"], latest: Any) -> None:
+        if not isinstance(values[0], array):
+            values = [array("d", values)]
         if any(values):
-            most = self._ceiling(latest) if self._ceiling else None
+            most = self._ceiling(records[-1]) if self._ceiling else None
             cell = self._cell(self._label)
             for each in values:
                 cell.extend(each, most)
 
-    def _observe(self, label: Any, values: Sequence[float], records: Sequence[Any]) -> None:
-        if self._ceiling and any(map(gt, values, map(self._ceiling, records))):
-            honest = [not value > most for value, most in zip(values, map(self._ceiling, records), strict=True)]
-            self.family.rejects[self.family.metric.name, "absurd"] += honest.count(False)
-            values, records = list(compress(values, honest)), list(compress(records, honest))
-        cell = self._cell(label)
-        cell.extend(array("d", values))
-        for value, record in zip(values, records, strict=True) if self._exemplars else ():
-            if record.request_id:
-                cell.attach(Exemplar(record.request_id[: self._exemplars], value, record.time))
-
-    def _cell(self, label: Any) -> HistogramCell:
+    def _cell(self, label: Key) -> HistogramCell:
         cell = self._cells.get(label)
         if cell is None:
-            cell = self._cells[label] = self.family.histogram(self.scope, _own(label), self._bounds)
+            cell = self._cells[label] = self.family.histogram(self.scope, label, self._bounds)
         return cell
 
 
-class LabelledHistogramWriter(HistogramWriter):
-    """Observes a value of each record for each label value."""
+class RequestWriter(HistogramWriter):
+    """Observes a value of each finished request that has one, for each label value if there are any."""
 
-    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
-        found: dict[Any, tuple[list[float], list[Any]]] = {}
-        for record in records:
-            for label, value in (self.read(record) or {}).items():
-                values, own = found.setdefault(label, ([], []))
-                values.append(value)
-                own.append(record)
-        for label, (values, own) in found.items():
-            self._observe(label, values, own)
+    def __init__(self, *args: Any, exemplars: int = 0, **kwargs: Any) -> None:
+        """`exemplars` is the most characters of one, 0 for none."""
+        super().__init__(*args, **kwargs)
+        self._exemplars = exemplars if self.family.metric.unit == "s" else 0
+
+    def take(self, records: Sequence[Requests], time: float) -> None:  # noqa: ARG002, D102
+        for requests in records:
+            read = self.read(requests)
+            for label, values in read.items() if isinstance(read, Mapping) else [(self._label, read)]:
+                self._observe(label if isinstance(label, tuple) else (label,), values, requests)
+
+    def _observe(self, label: Key, values: Floats, requests: Requests) -> None:
+        kept = values == values  # noqa: PLR0124 - false where it is NaN: vLLM did not say
+        if self._ceiling:
+            absurd = values > self._ceiling(requests)
+            if absurd.any():
+                self.family.rejects[self.family.metric.name, "absurd"] += int(absurd.sum())
+                kept &= ~absurd
+        if not kept.any():
+            return
+        cell = self._cell(label)
+        cell.extend(values[kept])
+        for index in np.flatnonzero(kept).tolist() if self._exemplars else ():
+            request = requests.requests[index]
+            if request.request_id:
+                cell.attach(Exemplar(request.request_id[: self._exemplars], float(values[index]), request.time))
 
 
 def writers(
@@ -169,12 +147,10 @@ def writers(
         yield _PLAIN[metric.kind, bool(metric.labels)](family, scope, metric.read)
         return
     edges = bounds[metric.buckets]
-    if isinstance(metric.read, Mapping):
-        for label, read in metric.read.items():
-            yield HistogramWriter(family, scope, read, edges, exemplars, (label,))
+    if metric.of is Finished:
+        yield RequestWriter(family, scope, metric.read, edges, exemplars=exemplars)
     else:
-        kind = LabelledHistogramWriter if metric.labels else HistogramWriter
-        yield kind(family, scope, metric.read, edges, exemplars)
+        yield HistogramWriter(family, scope, metric.read, edges)
 
 
 _PLAIN = {

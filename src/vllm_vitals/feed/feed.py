@@ -13,14 +13,14 @@ from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.step import Gone, Health, Record, Rejection, Sleep, Step
 
-BATCH = 32
+BATCH = 64
 """Most steps that are read before they are added up together."""
 
 COMPLAIN = 60.0
 """Seconds between two warnings of dropped steps."""
 
-Read = Callable[[Any, Any, Any, Any, float, float], Step]
-"""Takes the three stats, the engine, Unix time and clock; returns a Step."""
+Read = Callable[[list[Any], float, Callable[[], None]], list[Step]]
+"""Takes, and empties, what a tap held, Unix seconds at the monotonic clock's 0, and what to call between pieces of work."""
 
 
 class Sink(Protocol):
@@ -90,8 +90,7 @@ class Feed:
             for source in list(self._sources):
                 waiting = len(source.tap.queue)
                 while waiting > 0:
-                    batch = [self._take(source, pause) for _ in range(min(waiting, BATCH))]
-                    self._sink.add([record for record in batch if record is not None], pause)
+                    self._sink.add(self._read(source, min(waiting, BATCH), pause), pause)
                     waiting -= BATCH
                 self._sink.add(list(_events(source)), pause)
                 if source.tap.orphaned and not source.tap.queue:
@@ -128,16 +127,15 @@ class Feed:
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
 
-    def _take(self, source: Source, pause: Callable[[], None]) -> Record | None:
-        pause()
+    def _read(self, source: Source, count: int, pause: Callable[[], None]) -> list[Step]:
+        """Take so many calls from a tap and read them."""
+        calls = [source.tap.queue.popleft() for _ in range(count)]
         try:
-            clock, scheduler, iteration, multimodal, engine = source.tap.queue.popleft()
-            now = time.time() - (time.monotonic() - clock)
-            return source.read(scheduler, iteration, multimodal, engine, now, clock)
-        except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next step counts again
-            self._errors["read"] += 1
-            log_once(logging.ERROR, "A step could not be read and is left out", traceback=True)
-            return None
+            return source.read(calls, time.time() - time.monotonic(), pause)
+        except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next steps count again
+            self._errors["read"] += count
+            log_once(logging.ERROR, "%d steps could not be read and are left out", count, key="read", traceback=True)
+            return []
 
     def _report(self, pause: Callable[[], None]) -> None:
         """Tell the sink what the hooks and the feeder have been through since the last time."""

@@ -1,11 +1,14 @@
-"""Reading fields of objects that promise nothing: absent, renamed, `None`, raising, or of another type."""
+"""Reading fields of objects that promise nothing: absent, renamed, `None`, raising, or of another type.
+
+Whatever an object raises is caught, even what is no `Exception`: nobody interrupts this thread.
+"""
 
 import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
 from enum import Enum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -30,7 +33,7 @@ class Fields:
         """Return an attribute, or `None` where there is none."""
         try:
             return getattr(source, name, None)
-        except Exception as error:  # noqa: BLE001 - a property of vLLM's raised
+        except BaseException as error:  # noqa: BLE001 - a property of vLLM's raised
             self._complain(f"{type(source).__name__}.{name}", error, "a value")
             return None
 
@@ -38,7 +41,7 @@ class Fields:
         """Return a whole number, or `None`. Negative ones pass: the collector counts them as rejected."""
         try:
             value = getattr(source, name, None)
-        except Exception:  # noqa: BLE001 - `any` complains of it
+        except BaseException:  # noqa: BLE001 - `any` complains of it
             value = self.any(source, name)
         if type(value) is int and -MOST_INT < value < MOST_INT:
             return value
@@ -47,7 +50,7 @@ class Fields:
     def _whole(self, value: Any, field: str) -> int | None:
         try:
             whole = int(value) if isinstance(value, float) else operator.index(value)
-        except Exception:  # noqa: BLE001 - whatever the object does when asked for its number
+        except BaseException:  # noqa: BLE001 - whatever the object does when asked for its number
             whole = None
         if whole is None or not -MOST_INT < whole < MOST_INT:
             self._complain(field, value, "a whole number of at most 62 bits")
@@ -58,7 +61,7 @@ class Fields:
         """Return a float, or `None`. Infinite and negative ones pass: the collector counts them as rejected."""
         try:
             value = getattr(source, name, None)
-        except Exception:  # noqa: BLE001 - `any` complains of it
+        except BaseException:  # noqa: BLE001 - `any` complains of it
             value = self.any(source, name)
         if type(value) is float:
             return value
@@ -71,7 +74,7 @@ class Fields:
             return float(value)
         except OverflowError:
             return math.inf
-        except Exception:  # noqa: BLE001 - whatever the object does when asked for its number
+        except BaseException:  # noqa: BLE001 - whatever the object does when asked for its number
             self._complain(field, value, "a number")
             return None
 
@@ -86,14 +89,14 @@ class Fields:
                 return quick
             try:
                 return array("d", values if isinstance(values, list) else list(values))
-            except Exception:  # noqa: BLE001 - look at the items one by one
+            except BaseException:  # noqa: BLE001 - look at the items one by one
                 return self._each(values, field)
         return array("d")
 
     def _each(self, values: Any, field: str) -> "array[float]":
         try:
             items = list(values)
-        except Exception:  # noqa: BLE001 - no iterable at all
+        except BaseException:  # noqa: BLE001 - no iterable at all
             self._complain(field, values, "a list of numbers")
             return array("d")
         return array("d", [real for item in items if (real := self._real(item, field)) is not None])
@@ -103,33 +106,50 @@ class Fields:
         """Tell whether there is nothing in a collection."""
         try:
             return values is None or len(values) == 0
-        except Exception:  # noqa: BLE001 - has no length
+        except BaseException:  # noqa: BLE001 - has no length
             return False
 
     def counts(self, source: Any, name: str) -> dict[str, int]:
         """Return a mapping of names to whole numbers; entries that are none are left out."""
-        values = self.any(source, name)
+        return self.mapping(self.any(source, name), f"{type(source).__name__}.{name}")
+
+    def mapping(self, values: Any, field: str) -> dict[str, int]:
+        """Return a mapping of names to whole numbers; entries that are none are left out."""
         if self.is_empty(values):
             return {}
-        field = f"{type(source).__name__}.{name}"
         try:
             items = list(values.items())
-        except Exception:  # noqa: BLE001 - no mapping
+        except BaseException:  # noqa: BLE001 - no mapping
             self._complain(field, values, "a mapping of names to numbers")
             return {}
         read = ((text(key), self._whole(value, field)) for key, value in items)
         return {label: whole for label, whole in read if whole is not None}
 
 
-def _fits(count: int | None) -> bool:
-    return count is None or -MOST_INT < count < MOST_INT
+class _Shape:
+    """How many fields of a class's objects are read at once."""
+
+    def __init__(self, source: Any, names: Sequence[str]) -> None:
+        there = [name for name in names if hasattr(source, name)]
+        places = [there.index(name) if name in there else len(there) for name in names]
+        self._absent = [name for name in names if name not in there]
+        self._get = attrgetter(*there, "__class__", "__class__")  # of two or more it gives a tuple in any case
+        self._place = itemgetter(*places, len(there))
+        self.read: Callable[[Any], tuple[Any, ...]] = self._read if self._absent else attrgetter(*names)
+
+    def _read(self, source: Any) -> tuple[Any, ...]:
+        """Return the fields' values, `None` for one that is not there."""
+        for name in self._absent:
+            if hasattr(source, name):
+                raise AttributeError(name)  # it has other fields than the first of its class
+        return self._place((*self._get(source)[:-2], None))[:-1]  # type: ignore[no-any-return]
 
 
 class Table:
-    """Reads many fields of an object at once: quickly while they are all there and of plain types."""
+    """Reads two or more fields of many objects: all at once while they are of plain types."""
 
     def __init__(
-        self, fields: Fields, numbers: Sequence[str], counts: Sequence[str], others: Sequence[str] = ()
+        self, fields: Fields, numbers: Sequence[str] = (), counts: Sequence[str] = (), others: Sequence[str] = ()
     ) -> None:
         """Take note of what to read: `numbers` as floats, `counts` as whole numbers, `others` as they are.
 
@@ -139,24 +159,32 @@ class Table:
         self._numbers = numbers
         self._counts = counts
         self._others = others
-        self._get = attrgetter(*numbers, *counts, *others)
-        self._first, self._last = len(numbers), len(numbers) + len(counts)
-        self._plain: set[tuple[type, ...]] = set()
-        """The types that the fields have had together when all of them could be taken as they are."""
+        self._shapes: dict[type, _Shape] = {}
 
-    def read(self, source: Any) -> Sequence[Any]:
-        """Return the fields' values, `None` for what is not there or cannot be used."""
+    def read(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return each object's values, `None` for what is not there or cannot be used."""
         try:
-            values = self._get(source)
-        except Exception:  # noqa: BLE001 - a field is missing, or a property of vLLM's raised
-            return self._one_by_one(source)
-        types = tuple(map(type, values))
-        if types in self._plain and all(map(_fits, values[self._first : self._last])):
-            return values
-        read = self._one_by_one(source)
-        if all(given is taken for given, taken in zip(values, read, strict=True)):
-            self._plain.add(types)
-        return read
+            rows = self._rows(sources)
+        except BaseException:  # noqa: BLE001 - a field is missing, or a property of vLLM's raised
+            rows = []
+        if rows and self._are_plain(rows):
+            return rows
+        return list(map(self._one_by_one, sources))
+
+    def _rows(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
+        kinds = set(map(type, sources))
+        for kind in kinds - self._shapes.keys():
+            first = next(source for source in sources if type(source) is kind)
+            self._shapes[kind] = _Shape(first, (*self._numbers, *self._counts, *self._others))
+        if len(kinds) == 1:
+            return list(map(self._shapes[kinds.pop()].read, sources))
+        return [self._shapes[type(source)].read(source) for source in sources]
+
+    def _are_plain(self, rows: Sequence[Sequence[Any]]) -> bool:
+        """Tell whether all numbers and counts can be taken as they are."""
+        columns = list(zip(*rows, strict=True))
+        first, last = len(self._numbers), len(self._numbers) + len(self._counts)
+        return all(map(_are_numbers, columns[:first])) and all(map(_are_counts, columns[first:last]))
 
     def _one_by_one(self, source: Any) -> list[Any]:
         numbers = [self._fields.number(source, name) for name in self._numbers]
@@ -164,10 +192,30 @@ class Table:
         return [*numbers, *counts, *(self._fields.any(source, name) for name in self._others)]
 
 
+def _are_numbers(column: Sequence[Any]) -> bool:
+    """Tell whether values are floats, or whole numbers that make good ones, or `None`."""
+    kinds = set(map(type, column))
+    if kinds <= {float, type(None)}:
+        return True
+    return kinds <= {float, int, type(None)} and _fit([value for value in column if type(value) is int])
+
+
+def _are_counts(column: Sequence[Any]) -> bool:
+    """Tell whether values are whole numbers that can be added up, or `None`."""
+    kinds = set(map(type, column))
+    if kinds == {int}:
+        return _fit(column)
+    return kinds <= {int, type(None)} and _fit([value for value in column if value is not None])
+
+
+def _fit(values: Sequence[int]) -> bool:
+    return not values or -MOST_INT < min(values) <= max(values) < MOST_INT
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_ITEM = np.dtype([("type", "u1"), ("value", ">f8")])
-_FLOAT = 0xCB
-"""How MessagePack marks a float64."""
+_FLOAT = b"\xcb"
+"""How MessagePack marks a float64, of 8 bytes, most significant first."""
+_ITEM = np.dtype([("mark", "u1"), ("value", ">f8")])
 
 
 def _as_floats(values: list[Any]) -> "array[float] | None":
@@ -177,15 +225,16 @@ def _as_floats(values: list[Any]) -> "array[float] | None":
     """
     try:
         packed = _encode(values)
-    except Exception:  # noqa: BLE001 - something that cannot be encoded
+    except BaseException:  # noqa: BLE001 - something that cannot be encoded
         return None
-    start = 3 if len(values) < 65536 else 5  # noqa: PLR2004 - the size of the list's head
-    if len(packed) != start + _ITEM.itemsize * len(values):
+    count = len(values)
+    start = 3 if count < 65536 else 5  # noqa: PLR2004 - the size of the list's head
+    if len(packed) != start + _ITEM.itemsize * count or packed[start :: _ITEM.itemsize].count(_FLOAT) != count:
         return None
     items = np.frombuffer(packed, dtype=_ITEM, offset=start)
-    if not (items["type"] == _FLOAT).all():
-        return None
-    return array("d", items["value"].astype(np.float64).tobytes())
+    made = array("d")
+    made.frombytes(items["value"].astype(np.float64).tobytes())
+    return made
 
 
 def text(value: Any) -> str:
@@ -194,5 +243,5 @@ def text(value: Any) -> str:
         value = value.value if isinstance(value.value, str) else value.name.lower()
     try:
         return value if isinstance(value, str) else str(value)
-    except Exception:  # noqa: BLE001 - whatever the object does when asked for its name
+    except BaseException:  # noqa: BLE001 - whatever the object does when asked for its name
         return "unknown"

@@ -5,10 +5,11 @@ ignored, one of an unexpected type is left out and complained of. Nothing here i
 """
 
 from array import array
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-from vllm_vitals.step import CLOCK_SLACK, CacheUse, Evictions, Finished, Speculation, Step
+from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Evictions, Finished, Speculation, Step
 from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
 REQUEST_NUMBERS = (
@@ -18,83 +19,143 @@ REQUEST_COUNTS = (
     "num_prompt_tokens", "num_generation_tokens", "num_cached_tokens", "max_tokens_param", "num_preemptions",
 )  # fmt: skip
 QUEUES = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
+OFTEN = ("prefix_cache_stats", "connector_prefix_cache_stats")
+"""What else most schedulers report."""
+SELDOM = (
+    "num_kv_fetch_reqs_by_stage", "running_lora_adapters", "waiting_lora_adapters", "spec_decoding_stats",
+    "kv_cache_eviction_events", "cudagraph_stats", "perf_stats", "iteration_details",
+)  # fmt: skip
+"""What only some schedulers report."""
+LOOKUPS = ("queries", "hits")
 OUTPUTS = ("num_generation_tokens", "num_preempted_reqs", "num_corrupted_reqs")
-FETCH_STAGES = "num_kv_fetch_reqs_by_stage"
+WATERMARKS = {
+    "num_watermarked_reqs": "watermarked", "num_watermark_skipped_reqs": "skipped",
+    "num_not_watermarked_reqs": "not_watermarked",
+}  # fmt: skip
+LISTS = (
+    "inter_token_latencies_iter", "time_to_first_tokens_iter", "n_params_iter", "max_num_generation_tokens_iter",
+)  # fmt: skip
+# 0.16 to 0.19 count a token that is cached but computed again both as computed and as a hit.
+PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tokens")
+
+
+Item = TypeVar("Item")
+MOST_ENGINES = 4096
+"""The engine indexes below it are believed."""
+
+Call = tuple[float, Any, Any, Any, Any]
+"""A call of `record()`: monotonic seconds, scheduler, iteration and multimodal stats, and the engine."""
 
 
 class Reader:
     """Reads the stats that one `AsyncLLM` hands to its loggers."""
 
-    def __init__(self, model: str, complain: Complain, *, details: bool = False, pooling: bool = False) -> None:
-        """`details`: vLLM reports iteration details. `pooling`: requests end without a token by design."""
+    def __init__(
+        self, model: str, complain: Complain, *, born: float = 0.0, details: bool = False, pooling: bool = False
+    ) -> None:
+        """`born`: monotonic seconds when this process began.
+
+        `details`: vLLM reports iteration details. `pooling`: requests end without a token by design.
+        """
         self._model = model
+        self._born = born
         self._fields = Fields(complain)
         self._complain = complain
-        self._queues = Table(self._fields, ("kv_cache_usage",), QUEUES)
-        self._outputs = Table(self._fields, (), OUTPUTS)
-        self._request = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
+        self._schedulers = Table(self._fields, ("kv_cache_usage",), QUEUES, (*OFTEN, *SELDOM))
+        self._lookups = Table(self._fields, counts=LOOKUPS)
+        self._outputs = Table(
+            self._fields, counts=(*OUTPUTS, *WATERMARKS), others=(*LISTS, "prompt_token_stats", "finished_requests")
+        )
+        self._prompts = Table(self._fields, counts=PROMPT)
+        self._requests = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
         self._details = details
         self._pooling = pooling
 
-    def step(
-        self, scheduler: Any, iteration: Any, multimodal: Any, engine: str, *, time: float, clock: float, age: float
-    ) -> Step:
-        """Return the Step of one `record()` call; any of the stats may be `None`."""
-        step = Step(self._model, engine, time, clock, age)
-        if scheduler is not None:
-            self._read_scheduler(step, scheduler)
-        if iteration is not None:
-            self._read_iteration(step, iteration)
-        if multimodal is not None:
-            step.multimodal_cache = self._cache(multimodal)
-        return step
+    def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:
+        """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
 
-    def _read_scheduler(self, step: Step, stats: Any) -> None:
-        fields = self._fields
-        step.kv_cache_usage, running, waiting, deferred = self._queues.read(stats)
+        `calls` is emptied: vLLM's objects are let go of one by one, as freeing a million numbers at once takes long.
+        `epoch`: Unix seconds when the monotonic clock was 0. `pause` is called between small pieces of work.
+        """
+        clocks, schedulers, iterations, multimodals, engines = map(list, zip(*calls, strict=True))
+        calls.clear()
+        steps = [
+            Step(self._model, _engine(engine), epoch + clock, clock, clock - self._born)
+            for clock, engine in zip(clocks, engines, strict=True)
+        ]
+        self._read_schedulers(steps, schedulers, pause)
+        self._read_iterations(steps, iterations, pause)
+        for step, multimodal in zip(steps, multimodals, strict=True):
+            if multimodal is not None:
+                (step.multimodal_cache,) = self._caches([multimodal])
+        return steps
+
+    def _read_schedulers(self, steps: Sequence[Step], stats: list[Any], pause: Callable[[], None]) -> None:
+        steps, stats = _given(steps, stats)
+        if not steps:
+            return
+        rows = self._schedulers.read(stats)
+        cached, prefix = _given(steps, [row[4] for row in rows])
+        for step, use in zip(cached, self._caches(prefix), strict=True):
+            step.prefix_cache = use
+        pause()
+        for step, row in zip(steps, rows, strict=True):
+            self._read_scheduler(step, *row)
+            pause()
+        if self._details and not hasattr(stats[-1], "iteration_details"):
+            self._details = False  # before 0.26 the option only logs
+
+    def _read_scheduler(
+        self, step: Step, usage: float | None, running: int | None, waiting: int | None, deferred: int | None,
+        _: Any, external: Any, *seldom: Any,
+    ) -> None:  # fmt: skip
+        step.kv_cache_usage = usage
         step.running, step.waiting, step.deferred = running or 0, waiting or 0, deferred or 0
-        step.prefix_cache = self._cache(fields.any(stats, "prefix_cache_stats"))
-        self._read_external(step, fields.any(stats, "connector_prefix_cache_stats"))
+        if external is not None:
+            self._read_external(step, external)
         if step.prefix_cache and step.prefix_cache.hits:
             device = step.prefix_cache.hits + step.cached_by_source.get("device", 0)
             step.cached_by_source = step.cached_by_source | {"device": device}
-        step.kv_fetch = fields.counts(stats, FETCH_STAGES)
-        step.lora_running = fields.counts(stats, "running_lora_adapters")
-        step.lora_waiting = fields.counts(stats, "waiting_lora_adapters")
-        if (speculation := fields.any(stats, "spec_decoding_stats")) is not None:
+        if _says_anything(seldom):
+            self._read_seldom(step, *seldom)
+
+    def _read_seldom(
+        self, step: Step, fetch: Any, running: Any, waiting: Any, speculation: Any, events: Any, graph: Any, perf: Any, details: Any
+    ) -> None:  # fmt: skip
+        fields = self._fields
+        step.kv_fetch = fields.mapping(fetch, "SchedulerStats.num_kv_fetch_reqs_by_stage")
+        step.lora_running = fields.mapping(running, "SchedulerStats.running_lora_adapters")
+        step.lora_waiting = fields.mapping(waiting, "SchedulerStats.waiting_lora_adapters")
+        if speculation is not None:
             step.speculation = self._speculation(speculation)
-        events = fields.any(stats, "kv_cache_eviction_events")
         if not fields.is_empty(events):
             step.evictions = self._evictions(events)
-        if (graph := fields.any(stats, "cudagraph_stats")) is not None:
+        if graph is not None:
             self._read_graph(step, graph)
-        if (perf := fields.any(stats, "perf_stats")) is not None:
+        if perf is not None:
             step.flops = fields.count(perf, "num_flops_per_gpu")
             step.memory_traffic = {
                 "read": fields.count(perf, "num_read_bytes_per_gpu") or 0,
                 "write": fields.count(perf, "num_write_bytes_per_gpu") or 0,
             }
-        if (details := fields.any(stats, "iteration_details")) is not None:
+        if details is not None:
             self._read_details(step, details)
-        elif self._details and not hasattr(stats, "iteration_details"):
-            self._details = False  # before 0.26 the option only logs
 
-    def _cache(self, stats: Any) -> CacheUse | None:
-        if stats is None:
-            return None
-        queries = self._fields.count(stats, "queries") or 0
-        hits = self._fields.count(stats, "hits") or 0
+    def _caches(self, stats: Sequence[Any]) -> list[CacheUse]:
+        read = zip(stats, self._lookups.read(stats), strict=True)
+        return [self._cache(each, queries or 0, hits or 0) for each, (queries, hits) in read]
+
+    def _cache(self, stats: Any, queries: int, hits: int) -> CacheUse:
         if hits > queries:
             self._complain(f"{type(stats).__name__}.hits", hits, f"at most its queries ({queries})")
-            hits = queries
-        return CacheUse(queries, hits)
+        return CacheUse(queries, min(hits, queries))
 
     def _read_external(self, step: Step, stats: Any) -> None:
-        step.external_prefix_cache = self._cache(stats)
-        if stats is not None:
-            step.cached_by_source = self._fields.counts(stats, "hits_by_source")
-            if not step.cached_by_source and step.external_prefix_cache and step.external_prefix_cache.hits:
-                step.cached_by_source = {"external_unspecified": step.external_prefix_cache.hits}
+        (use,) = self._caches([stats])
+        step.external_prefix_cache = use
+        step.cached_by_source = self._fields.counts(stats, "hits_by_source")
+        if not step.cached_by_source and use.hits:
+            step.cached_by_source = {"external_unspecified": use.hits}
 
     def _speculation(self, stats: Any) -> Speculation:
         fields = self._fields
@@ -114,7 +175,7 @@ class Reader:
                     if (seconds := fields.number(event, name)) is not None:
                         into.append(seconds)
                 read.reuse_gaps.extend(fields.numbers(event, "reuse_gaps_seconds"))
-        except Exception as error:  # noqa: BLE001 - not iterable, or its iterator raised
+        except BaseException as error:  # noqa: BLE001 - not iterable, or its iterator raised
             self._complain("SchedulerStats.kv_cache_eviction_events", error, "a list of events")
         return read
 
@@ -134,73 +195,112 @@ class Reader:
             "decode": fields.count(details, "num_generation_tokens") or 0,
         }
 
-    def _read_iteration(self, step: Step, stats: Any) -> None:
-        fields = self._fields
+    def _read_iterations(self, steps: Sequence[Step], stats: list[Any], pause: Callable[[], None]) -> None:
+        steps, stats = _given(steps, stats)
+        if not steps:
+            return
+        rows = self._outputs.read(stats)
+        prompts = iter(self._prompts.read([prompt for *_, prompt, _ in rows if prompt is not None]))
+        pause()
+        ended: list[tuple[Step, list[Any]]] = []
+        for step, each, row in zip(steps, _emptying(stats), _emptying(rows), strict=True):
+            self._read_iteration(step, row)
+            *_, prompt, finished = row
+            if prompt is None:
+                self._read_old_prompt(step, each)
+            else:
+                _read_prompt(step, *next(prompts))
+            if not self._details:
+                step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
+            if not self._fields.is_empty(finished):
+                ended.append((step, self._listed(finished)))
+            pause()
+        self._read_finished(ended, pause)
+
+    def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
+        floats = self._fields.floats
+        generated, preempted, corrupted, *watermarks, latencies, firsts, asked, longest, _, _ = row
         step.iterated = True
-        generated, preempted, corrupted = self._outputs.read(stats)
         step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
-        self._read_prompt(step, stats)
-        if not self._details:
-            step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
-        step.watermarks = self._watermarks(stats)
-        step.inter_token_latencies = fields.numbers(stats, "inter_token_latencies_iter")
-        step.first_token_latencies = fields.numbers(stats, "time_to_first_tokens_iter")
-        step.sequences_asked = fields.numbers(stats, "n_params_iter")
-        step.longest_outputs = fields.numbers(stats, "max_num_generation_tokens_iter")
-        finished = fields.any(stats, "finished_requests")
-        if not fields.is_empty(finished):
-            self._read_finished(step, finished)
+        if any(watermarks):
+            found = zip(WATERMARKS.values(), watermarks, strict=True)
+            step.watermarks = {status: count for status, count in found if count}
+        step.inter_token_latencies = floats(latencies, "IterationStats.inter_token_latencies_iter")
+        step.first_token_latencies = floats(firsts, "IterationStats.time_to_first_tokens_iter")
+        step.sequences_asked = floats(asked, "IterationStats.n_params_iter")
+        step.longest_outputs = floats(longest, "IterationStats.max_num_generation_tokens_iter")
 
-    def _read_prompt(self, step: Step, stats: Any) -> None:
-        fields = self._fields
-        sources = fields.any(stats, "prompt_token_stats")
-        if sources is None:  # before 0.16.0, which does not tell cached tokens apart
-            tokens = fields.count(stats, "num_prompt_tokens") or 0
-            step.prompt_tokens = {"unknown": tokens} if tokens else {}
-            step.computed_tokens = tokens
-            return
-        computed = fields.count(sources, "computed") or 0
-        # 0.16 to 0.19 count a token that is cached but computed again under both.
-        twice = fields.count(sources, "recomputed_tokens") or 0
-        read = {
-            "local_compute": computed,
-            "local_cache_hit": (fields.count(sources, "local_cache_hit") or 0) - twice,
-            "external_kv_transfer": fields.count(sources, "external_kv_transfer") or 0,
-        }
-        step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens}
-        step.computed_tokens = max(computed, 0)
+    def _read_old_prompt(self, step: Step, stats: Any) -> None:
+        """Read the prompt tokens of a release before 0.16.0, which does not tell cached ones apart."""
+        tokens = self._fields.count(stats, "num_prompt_tokens") or 0
+        step.prompt_tokens = {"unknown": tokens} if tokens else {}
+        step.computed_tokens = tokens
 
-    def _watermarks(self, stats: Any) -> dict[str, int]:
-        names = {"watermarked": "num_watermarked_reqs", "skipped": "num_watermark_skipped_reqs",
-                 "not_watermarked": "num_not_watermarked_reqs"}  # fmt: skip
-        read = {status: self._fields.count(stats, name) for status, name in names.items()}
-        return {status: count for status, count in read.items() if count}
-
-    def _read_finished(self, step: Step, finished: Any) -> None:
+    def _listed(self, finished: Any) -> list[Any]:
         try:
-            requests = [self._finished(request, step.time) for request in finished]
-        except Exception as error:  # noqa: BLE001 - not iterable, or its iterator raised
+            return list(finished)
+        except BaseException as error:  # noqa: BLE001 - not iterable, or its iterator raised
             self._complain("IterationStats.finished_requests", error, "a list of finished requests")
-            return
-        step.finished = requests
-        for request in requests:
-            if request.output_tokens == 0 and not self._pooling:
-                _forget_tokenless(request, step.first_token_latencies)
+            return []
 
-    def _finished(self, stats: Any, time: float) -> Finished:
-        read = self._request.read(stats)
-        duration, queue, prefill, decode, inference, per_token, *counts, reason, request_id = read
-        given, made, cached, asked, preempted = counts
+    def _read_finished(self, ended: Sequence[tuple[Step, list[Any]]], pause: Callable[[], None]) -> None:
+        rows = iter(self._requests.read([request for _, requests in ended for request in requests]))
+        pause()
+        for step, requests in ended:
+            step.finished = [self._finished(next(rows), step) for _ in requests]
+            pause()
+
+    def _finished(self, row: Sequence[Any], step: Step) -> Finished:
+        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted, reason, name = (
+            row
+        )
         if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
             queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
         if cached is not None and cached < 0:
             cached = 0  # it was never scheduled
         if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
             per_token = None
-        return Finished(
-            finish_reason(reason), time, duration, queue, prefill, decode, inference, per_token, given, made, cached, asked or None, preempted,
-            request_id if isinstance(request_id, str) else None,
+        request = Finished(
+            finish_reason(reason), step.time, duration, queue, prefill, decode, inference, per_token, given, made,
+            cached, asked or None, preempted, name if isinstance(name, str) else None,
         )  # fmt: skip
+        if made == 0 and not self._pooling:
+            _forget_tokenless(request, step.first_token_latencies)
+        return request
+
+
+def _given(steps: Sequence[Step], stats: list[Any]) -> tuple[Sequence[Step], list[Any]]:
+    """Return the steps for which there are stats, and these."""
+    given = [(step, each) for step, each in zip(steps, stats, strict=True) if each is not None]
+    return [step for step, _ in given], [each for _, each in given]
+
+
+def _emptying(items: list[Item]) -> Iterator[Item]:
+    """Yield items, oldest first, and let go of each before the next."""
+    items.reverse()
+    while items:
+        yield items.pop()
+
+
+def _says_anything(values: Sequence[Any]) -> bool:
+    try:
+        return any(values)
+    except BaseException:  # noqa: BLE001 - an array, say, which is neither true nor false
+        return True
+
+
+def _engine(engine: Any) -> str:
+    return str(engine) if type(engine) is int and 0 <= engine < MOST_ENGINES else OTHER
+
+
+def _read_prompt(step: Step, computed: int | None, local: int | None, external: int | None, twice: int | None) -> None:
+    read = {
+        "local_compute": computed or 0,
+        "local_cache_hit": (local or 0) - (twice or 0),
+        "external_kv_transfer": external or 0,
+    }
+    step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens}
+    step.computed_tokens = max(computed or 0, 0)
 
 
 def _forget_tokenless(request: Finished, first_tokens: "array[float]") -> None:
@@ -219,5 +319,5 @@ def _forget_tokenless(request: Finished, first_tokens: "array[float]") -> None:
 def finish_reason(value: Any) -> str:
     """Return a finish reason's label: an enum member's name, whatever members a release has."""
     if isinstance(value, Enum):
-        return value.name.lower()
+        return value._name_.lower()  # `name` is the same by way of a slow descriptor
     return text(value) if isinstance(value, str) else "unknown"
