@@ -100,10 +100,10 @@ class Runtime:
             self.feed.drain()
 
     def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
-        features: frozenset[str] = frozenset()
+        features, connector = frozenset[str](), ""
         for engine in engines:
             facts = engine_facts(config, engine, len(engines), version)
-            features = facts.features
+            features, connector = facts.features, facts.info.get("kv_connector", "")
             self.collector.add([facts, Sleep(facts.model, engine, "awake")])
         rank, count = api_server(config)
         if count > 1:
@@ -111,7 +111,7 @@ class Runtime:
         model = model_name(config)
         details, pooling = "iteration_details" in features, "pooling" in features
         born = time.monotonic() - process_age()
-        reader = Reader(model, self.feed.complain, born=born, details=details, pooling=pooling)
+        reader = Reader(model, self.feed.complain, born=born, details=details, pooling=pooling, connector=connector)
         tap = Tap(self.settings.queue_size)
         self.feed.attach(Source(tap, reader.read, model, engines))
         return tap

@@ -92,6 +92,7 @@ class Step(Struct, gc=False):
     memory_traffic: dict[str, int] = {}
     duration: float | None = None
     scheduled_tokens: dict[str, int] = {}
+    unknown_connectors: tuple[str, ...] = ()
 
     # What the outputs of this step brought.
     iterated: bool = False

@@ -89,11 +89,28 @@ def test_what_the_scheduler_says(field: str, value: Any, into: str, expected: An
     assert getattr(read(Stats()), into) == getattr(Step("", "", 0, 0, 0), into)
 
 
-@pytest.mark.parametrize(
-    "field", ["step_counter", "current_wave", "kv_connector_stats", "ec_connector_stats", "a_later_one"]
-)
+@pytest.mark.parametrize("field", ["step_counter", "current_wave", "ec_connector_stats", "a_later_one"])
 def test_what_the_scheduler_says_to_others_is_passed_over(field: str) -> None:
     assert told(Stats(**{field: {"anything": object()}})) == told(Stats())
+
+
+@pytest.mark.parametrize(
+    ("stats", "names"),
+    [
+        ({"transfer_duration": [0.25], "bytes_transferred": [4096]}, ("OddConnector",)),
+        ({"NixlConnector": {"data": {}}, "AConnector": {}}, ("NixlConnector", "AConnector")),
+        ([1, 2], ("OddConnector",)),
+        (object(), ("OddConnector",)),
+        ({}, ()),
+        (None, ()),
+    ],
+)
+def test_a_kv_connector_is_passed_over_and_told_of_once(stats: Any, names: tuple[str, ...]) -> None:
+    reader = Reader(MODEL, lambda *_: None, connector="OddConnector")
+    call = (100.0, Stats(num_running_reqs=1, kv_connector_stats=stats), None, None, 0)
+    first, second = reader.read([call, call], EPOCH)
+    assert (first.unknown_connectors, second.unknown_connectors) == (names, ())
+    assert second.running == 1
 
 
 class Tier(str, Enum):

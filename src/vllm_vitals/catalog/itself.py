@@ -25,6 +25,10 @@ REJECTED: Counter[Any] = Counter(
     labels=(Label("metric", cap=200),
             Label("reason", cap=4, help="not_finite, negative, absurd (beyond what the metric can reach)")),
 )  # fmt: skip
+UNKNOWN_CONNECTORS = Counter(
+    "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.",
+    of=Step, read=lambda s: dict.fromkeys(s.unknown_connectors, 1), labels=(Label("connector"),),
+)  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",
     of=Health, read="errors", scope=Scope.PROCESS,
@@ -57,5 +61,5 @@ SERIES: Gauge[Any] = Gauge(
 )
 
 ITSELF = (
-    INFO, STEPS, DROPPED, REJECTED, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED, EXPORT_DURATION, SERIES,
+    INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED, EXPORT_DURATION, SERIES,
 )  # fmt: skip

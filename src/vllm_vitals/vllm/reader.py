@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
+from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Evictions, Finished, Speculation, Step
 from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
@@ -23,7 +24,7 @@ OFTEN = ("prefix_cache_stats", "connector_prefix_cache_stats")
 """What else most schedulers report."""
 SELDOM = (
     "num_kv_fetch_reqs_by_stage", "running_lora_adapters", "waiting_lora_adapters", "spec_decoding_stats",
-    "kv_cache_eviction_events", "cudagraph_stats", "perf_stats", "iteration_details",
+    "kv_cache_eviction_events", "cudagraph_stats", "perf_stats", "iteration_details", "kv_connector_stats",
 )  # fmt: skip
 """What only some schedulers report."""
 LOOKUPS = ("queries", "hits")
@@ -40,6 +41,7 @@ PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tok
 
 
 Item = TypeVar("Item")
+MOST_CONNECTORS = 16
 MOST_ENGINES = 4096
 """The engine indexes below it are believed."""
 
@@ -51,11 +53,19 @@ class Reader:
     """Reads the stats that one `AsyncLLM` hands to its loggers."""
 
     def __init__(
-        self, model: str, complain: Complain, *, born: float = 0.0, details: bool = False, pooling: bool = False
+        self,
+        model: str,
+        complain: Complain,
+        *,
+        born: float = 0.0,
+        details: bool = False,
+        pooling: bool = False,
+        connector: str = "",
     ) -> None:
         """`born`: monotonic seconds when this process began.
 
-        `details`: vLLM reports iteration details. `pooling`: requests end without a token by design.
+        `details`: vLLM reports iteration details. `pooling`: requests end without a token by design. `connector`:
+        class of the KV connector, if there is one.
         """
         self._model = model
         self._born = born
@@ -70,6 +80,9 @@ class Reader:
         self._requests = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
         self._details = details
         self._pooling = pooling
+        self._connector = connector or "unknown"
+        self._connectors: set[str] = set()
+        """Classes of KV connectors whose stats were passed over."""
 
     def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
@@ -120,7 +133,8 @@ class Reader:
             self._read_seldom(step, *seldom)
 
     def _read_seldom(
-        self, step: Step, fetch: Any, running: Any, waiting: Any, speculation: Any, events: Any, graph: Any, perf: Any, details: Any
+        self, step: Step, fetch: Any, running: Any, waiting: Any, speculation: Any, events: Any, graph: Any, perf: Any, details: Any,
+        connector: Any,
     ) -> None:  # fmt: skip
         fields = self._fields
         step.kv_fetch = fields.mapping(fetch, "SchedulerStats.num_kv_fetch_reqs_by_stage")
@@ -140,6 +154,20 @@ class Reader:
             }
         if details is not None:
             self._read_details(step, details)
+        if not fields.is_empty(connector):
+            step.unknown_connectors = self._pass_over(connector)
+
+    def _pass_over(self, stats: Any) -> tuple[str, ...]:
+        """Return the connector classes, not met before, that stats are of: each has a format of its own."""
+        try:
+            parts = [text(name) for name in stats if str(name).endswith("Connector")]  # of a MultiConnector
+        except BaseException:  # noqa: BLE001 - no mapping
+            parts = []
+        new = tuple(name for name in parts or [self._connector] if name not in self._connectors)[:MOST_CONNECTORS]
+        self._connectors.update(new)
+        for name in new:
+            LOGGER.info("The stats of the KV connector %s are not shown (vitals.connectors.unknown)", name)
+        return new
 
     def _caches(self, stats: Sequence[Any]) -> list[CacheUse]:
         read = zip(stats, self._lookups.read(stats), strict=True)
