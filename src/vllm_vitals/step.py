@@ -5,8 +5,14 @@ means that this vLLM, or this step, did not say. Nothing here knows vLLM or any 
 """
 
 from array import array
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    Floats: TypeAlias = array[float]
+else:
+    Floats = array  # what a decoder asks for by name
 
 OTHER = "_other"
 """The label value that stands for all that are too many or make no sense."""
@@ -14,19 +20,19 @@ CLOCK_SLACK = 1.0
 """Seconds by which a phase may outlast its request: the two are measured on different clocks."""
 
 
-def floats() -> "array[float]":
+def floats() -> Floats:
     """Make an empty array of float64."""
     return array("d")
 
 
-class CacheUse(Struct, frozen=True, gc=False):
+class CacheUse(Struct, frozen=True, gc=False, omit_defaults=True):
     """Lookups of one cache within a step, in its own unit (tokens or items)."""
 
     queries: int = 0
     hits: int = 0
 
 
-class Speculation(Struct, frozen=True, gc=False):
+class Speculation(Struct, frozen=True, gc=False, omit_defaults=True):
     """Speculative decoding within a step."""
 
     drafts: int = 0
@@ -34,15 +40,15 @@ class Speculation(Struct, frozen=True, gc=False):
     accepted_by_position: tuple[int, ...] = ()
 
 
-class Evictions(Struct, frozen=True, gc=False):
+class Evictions(Struct, frozen=True, gc=False, omit_defaults=True):
     """KV-cache blocks evicted in a step (vLLM samples them), seconds."""
 
-    lifetimes: "array[float]" = field(default_factory=floats)
-    idle_times: "array[float]" = field(default_factory=floats)
-    reuse_gaps: "array[float]" = field(default_factory=floats)
+    lifetimes: Floats = field(default_factory=floats)
+    idle_times: Floats = field(default_factory=floats)
+    reuse_gaps: Floats = field(default_factory=floats)
 
 
-class Finished(Struct, gc=False):
+class Finished(Struct, gc=False, omit_defaults=True):
     """One finished request. With `n > 1` each of the n sequences finishes on its own."""
 
     reason: str
@@ -61,7 +67,7 @@ class Finished(Struct, gc=False):
     request_id: str | None = None
 
 
-class Step(Struct, gc=False):
+class Step(Struct, gc=False, tag=True, omit_defaults=True):
     """One engine step as one serving process saw it.
 
     `time` is Unix seconds, `clock` a monotonic clock's seconds, `age` the seconds that the serving process
@@ -102,11 +108,11 @@ class Step(Struct, gc=False):
     preempted: int = 0
     corrupted: int = 0
     watermarks: dict[str, int] = {}
-    first_token_latencies: "array[float]" = field(default_factory=floats)
-    inter_token_latencies: "array[float]" = field(default_factory=floats)
+    first_token_latencies: Floats = field(default_factory=floats)
+    inter_token_latencies: Floats = field(default_factory=floats)
     finished: list[Finished] = []
-    sequences_asked: "array[float]" = field(default_factory=floats)
-    longest_outputs: "array[float]" = field(default_factory=floats)
+    sequences_asked: Floats = field(default_factory=floats)
+    longest_outputs: Floats = field(default_factory=floats)
 
     multimodal_cache: CacheUse | None = None
 
@@ -125,7 +131,7 @@ class Step(Struct, gc=False):
         return self.scheduled or bool(self.generation_tokens or self.prompt_tokens)
 
 
-class Facts(Struct):
+class Facts(Struct, tag=True, omit_defaults=True):
     """What is fixed once an engine has started."""
 
     model: str
@@ -142,7 +148,7 @@ class Facts(Struct):
     """Whether one serving process sees all steps of the engine; of several, each sees a part."""
 
 
-class Sleep(Struct, frozen=True):
+class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
     """An engine fell asleep or woke up: `state` is one of `vllm.engine.sleep`."""
 
     model: str
@@ -150,7 +156,7 @@ class Sleep(Struct, frozen=True):
     state: str
 
 
-class Rejection(Struct, frozen=True):
+class Rejection(Struct, frozen=True, tag=True, omit_defaults=True):
     """Requests were turned away before they reached an engine."""
 
     model: str
@@ -158,19 +164,20 @@ class Rejection(Struct, frozen=True):
     count: int = 1
 
 
-class Gone(Struct, frozen=True):
+class Gone(Struct, frozen=True, tag=True, omit_defaults=True):
     """An engine of this process is no more."""
 
     model: str
     engine: str
 
 
-class Health(Struct):
-    """What the feed of one serving process has been through since it last said so."""
+class Health(Struct, tag=True, omit_defaults=True):
+    """What the feed of one serving process, named by its number, has been through since it last said so."""
 
     dropped: int = 0
     hook_time: float = 0.0
     errors: dict[str, int] = {}
+    process: str = "0"
 
 
 Record = Step | Facts | Sleep | Rejection | Gone | Health
