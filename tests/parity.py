@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_vitals.catalog import Metric, cache, engine, requests
+from vllm_vitals.native.names import NATIVES, RENAMED
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[str, dict[Labels, float]]
@@ -40,59 +41,19 @@ class Pair:
     native: str
     ours: Metric[Any]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Label values of ours that together make vLLM's metric; its own labels must be equal but for `rename`."""
-    rename: Mapping[str, str] = field(default_factory=dict)
-    """vLLM's label names to ours."""
+    """Label values of ours that together make vLLM's metric; its own labels must be equal but for `RENAMED`."""
 
 
 PAIRS = (
-    Pair("vllm:num_requests_running", engine.RUNNING),
+    *(
+        Pair(native.name, native.ours, native.labels)
+        for native in NATIVES
+        # What stands in for something finer is no equal of it, nor is what iteration details tell better.
+        if not native.unless and native.ours is not engine.SCHEDULED_TOKENS
+    ),
     Pair("vllm:num_requests_waiting", engine.WAITING),
-    Pair("vllm:num_requests_waiting_by_reason", engine.WAITING),
-    Pair("vllm:num_requests_kv_fetch_by_stage", engine.KV_FETCH),
-    Pair("vllm:engine_sleep_state", engine.SLEEP, rename={"sleep_state": "state"}),
-    Pair("vllm:iteration_tokens_total", engine.STEP_TOKENS),
-    Pair("vllm:estimated_flops_per_gpu_total", engine.FLOPS),
-    Pair("vllm:estimated_read_bytes_per_gpu_total", engine.MEMORY_TRAFFIC, {"direction": "read"}),
-    Pair("vllm:estimated_write_bytes_per_gpu_total", engine.MEMORY_TRAFFIC, {"direction": "write"}),
     Pair("vllm:prompt_tokens_total", requests.PROMPT_TOKENS),
-    Pair("vllm:prompt_tokens_by_source_total", requests.PROMPT_TOKENS),
-    Pair("vllm:prompt_tokens_cached_by_source_total", requests.CACHED_TOKENS),
-    Pair("vllm:generation_tokens_total", requests.GENERATION_TOKENS),
-    Pair("vllm:request_success_total", requests.FINISHED, rename={"finished_reason": "finish_reason"}),
-    Pair("vllm:admission_rejections_total", requests.REJECTED),
-    Pair("vllm:num_preemptions_total", requests.PREEMPTED),
-    Pair("vllm:corrupted_requests_total", requests.CORRUPTED),
-    Pair("vllm:watermark_requests_total", requests.WATERMARKED),
-    Pair("vllm:time_to_first_token_seconds", requests.TIME_TO_FIRST_TOKEN),
-    Pair("vllm:inter_token_latency_seconds", requests.INTER_TOKEN_LATENCY),
-    Pair("vllm:e2e_request_latency_seconds", requests.DURATION),
-    Pair("vllm:request_inference_time_seconds", requests.INFERENCE_DURATION),
-    Pair("vllm:request_queue_time_seconds", requests.PHASE_DURATION, {"phase": "queue"}),
-    Pair("vllm:request_prefill_time_seconds", requests.PHASE_DURATION, {"phase": "prefill"}),
-    Pair("vllm:request_decode_time_seconds", requests.PHASE_DURATION, {"phase": "decode"}),
-    Pair("vllm:request_prompt_tokens", requests.INPUT_TOKENS),
-    Pair("vllm:request_generation_tokens", requests.OUTPUT_TOKENS),
-    Pair("vllm:request_prefill_kv_computed_tokens", requests.COMPUTED_TOKENS),
-    Pair("vllm:request_params_max_tokens", requests.MAX_TOKENS),
-    Pair("vllm:request_max_num_generation_tokens", requests.LONGEST_OUTPUT),
-    Pair("vllm:request_params_n", requests.SEQUENCES_ASKED),
-    Pair("vllm:request_num_preemptions", requests.REQUEST_PREEMPTIONS),
-    Pair("vllm:request_time_per_output_token_seconds", requests.MEAN_TIME_PER_OUTPUT_TOKEN),
-    Pair("vllm:kv_cache_usage_perc", cache.KV_USAGE),
-    Pair("vllm:prefix_cache_queries_total", cache.PREFIX_QUERIES, {"tier": "local"}),
-    Pair("vllm:prefix_cache_hits_total", cache.PREFIX_HITS, {"tier": "local"}),
-    Pair("vllm:external_prefix_cache_queries_total", cache.PREFIX_QUERIES, {"tier": "external"}),
-    Pair("vllm:external_prefix_cache_hits_total", cache.PREFIX_HITS, {"tier": "external"}),
-    Pair("vllm:mm_cache_queries_total", cache.MULTIMODAL_QUERIES),
-    Pair("vllm:mm_cache_hits_total", cache.MULTIMODAL_HITS),
-    Pair("vllm:kv_block_lifetime_seconds", cache.BLOCK_LIFETIME),
-    Pair("vllm:kv_block_idle_before_evict_seconds", cache.BLOCK_IDLE),
-    Pair("vllm:kv_block_reuse_gap_seconds", cache.BLOCK_REUSE_GAP),
-    Pair("vllm:spec_decode_num_drafts_total", cache.DRAFTS),
-    Pair("vllm:spec_decode_num_draft_tokens_total", cache.DRAFT_TOKENS),
     Pair("vllm:spec_decode_num_accepted_tokens_total", cache.ACCEPTED_TOKENS),
-    Pair("vllm:spec_decode_num_accepted_tokens_per_pos_total", cache.ACCEPTED_TOKENS),
 )
 APART = {
     "vllm:cache_config_info": "facts; ours are in vllm_engine_info",
@@ -115,7 +76,7 @@ def differences(native: Samples, ours: Samples, *, apart: Container[str] = ()) -
                 if pair.ours is requests.MEAN_TIME_PER_OUTPUT_TOKEN and suffix != "_sum":
                     # vLLM observes 0 s for a request of one token, which has no time per output token.
                     expected -= singles[frozenset((n, v) for n, v in labels if n != "le")]  # noqa: PLW2901
-                wanted = {pair.rename.get(name, name): text for name, text in labels} | dict(pair.labels)
+                wanted = {RENAMED.get(name, name): text for name, text in labels} | dict(pair.labels)
                 wanted = {name: text for name, text in wanted.items() if name in (*pair.ours.prometheus_labels, "le")}
                 shown = value(ours, pair.ours.prometheus + suffix, **wanted)
                 shown = 0.0 if math.isnan(shown) and not expected else shown

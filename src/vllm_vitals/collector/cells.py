@@ -4,7 +4,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +71,12 @@ class NumberCell:
         else:
             self._rejects[self._metric, fault(value, self._limit)] += 1
 
+    def merge(self, more: float) -> None:
+        """Add what somebody else has counted, over a time so long that what a step can bring is no limit."""
+        if more:
+            self.value += more
+            self.version += 1
+
 
 class HistogramCell:
     """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
@@ -120,6 +126,14 @@ class HistogramCell:
         self.version += len(self._pending) > before
         if len(self._pending) >= PENDING:
             self.settle()
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Add what another histogram of the same bounds has counted, of which no single value is known."""
+        self.exponential = None  # it cannot be had from these counts
+        if total or any(counts):
+            self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
+            self.total += total
+            self.version += 1
 
     def attach(self, exemplar: Exemplar) -> None:
         """Keep the latest exemplar of a bucket."""

@@ -1,0 +1,127 @@
+"""One GET that is bounded: in time however slowly a peer trickles, in size however small it packs what it sends.
+
+No proxy is used, as no scraper would: the page is this host's, or a neighbour's.
+"""
+
+import zlib
+from base64 import b64encode
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+
+from vllm_vitals.native.wire import Deadline, Wire, connect
+
+MOST_REDIRECTS = 3
+MOST_BYTES = 64 * 2**20
+"""The largest page, unpacked; 64 engines make one of about 2 MiB."""
+CHUNK = 65536
+OK = 200
+REDIRECTS = (301, 302, 303, 307, 308)
+PORTS = {"http": 80, "https": 443}
+UNQUOTED = "/%:=&?~#+!$,;'@()*[]"
+ACCEPT = "text/plain;version=0.0.4,*/*;q=0.1"
+"""OpenMetrics goes unmentioned: Python's client would send it whatever its rank, from 0.23 on with broken names.
+
+Nor is gzip asked for, which would pack the page on the event loop that streams tokens; it is taken where it comes.
+"""
+
+
+class DownloadError(Exception):
+    """Nothing usable came from a URL; the text names it, what came and what was expected."""
+
+
+class Download(NamedTuple):
+    """What a URL holds."""
+
+    type: str
+    content: bytes
+
+
+def shown(url: str) -> str:
+    """Return a URL as it may be shown: without user, password and query, any of which may be secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "the URL"
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def download(url: str, timeout: float, most: int = MOST_BYTES) -> Download:
+    """Return what is at a URL, within so many seconds and bytes; a user and password in it are for its server alone.
+
+    Raises:
+        DownloadError: when nothing usable came.
+    """
+    deadline, asked = Deadline(timeout), url
+    try:
+        for _ in range(MOST_REDIRECTS + 1):
+            answer = _ask(urlsplit(asked), urlsplit(url), deadline, most)
+            if isinstance(answer, Download):
+                return answer
+            asked = urljoin(asked, answer)
+    except TimeoutError:
+        raise DownloadError(f"{shown(url)}: no complete answer within {timeout:g} s") from None
+    except (DownloadError, HTTPException, OSError, ValueError, zlib.error) as error:
+        via = f", redirected to {shown(asked)}" if asked != url else ""
+        raise DownloadError(f"{shown(url)}{via}: {_reason(error)}") from error
+    raise DownloadError(f"{shown(url)} redirects more than {MOST_REDIRECTS} times, lastly to {shown(asked)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, DownloadError):
+        return str(error)
+    words = " ".join(str(error).split())  # of a peer, it may be
+    return f"{type(error).__name__}: {words}"[:200]
+
+
+def _ask(parts: SplitResult, first: SplitResult, deadline: Deadline, most: int) -> Download | str:
+    """Return what a server sends, or where it redirects to."""
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise DownloadError("expected a URL that begins with http:// or https:// and names a host")
+    target = quote(parts._replace(scheme="", netloc="", fragment="").geturl() or "/", safe=UNQUOTED)
+    headers = {"Accept": ACCEPT, "Connection": "close", **_authorization(parts, first)}
+    with connect(parts.hostname, _port(parts), deadline, tls=parts.scheme == "https") as sock:
+        connection = HTTPConnection(parts.hostname, _port(parts))
+        connection.sock = Wire(sock, deadline)
+        connection.request("GET", target, headers=headers)
+        with connection.getresponse() as response:
+            return _answer(response, most)
+
+
+def _answer(response: HTTPResponse, most: int) -> Download | str:
+    location = response.getheader("Location")
+    if response.status in REDIRECTS and location:
+        return location
+    if response.status != OK:
+        raise DownloadError(f"HTTP {response.status} {response.reason}; expected 200")
+    return Download(response.getheader("Content-Type", ""), _content(response, most))
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or PORTS[parts.scheme]
+
+
+def _authorization(parts: SplitResult, first: SplitResult) -> dict[str, str]:
+    """Return the header that proves who asks, for the server that the first URL names."""
+    same = (parts.scheme, parts.hostname, _port(parts)) == (first.scheme, first.hostname, _port(first))
+    if not same or first.username is None:
+        return {}
+    pair = f"{unquote(first.username)}:{unquote(first.password or '')}"
+    return {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
+
+
+def _content(response: HTTPResponse, most: int) -> bytes:
+    encoding = response.getheader("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip"):
+        raise DownloadError(f"Content-Encoding is {encoding}; expected gzip or none")
+    unpacker = None if encoding == "identity" else zlib.decompressobj(16 + zlib.MAX_WBITS)
+    unpack: Callable[[bytes, int], bytes] = (lambda piece, _: piece) if unpacker is None else unpacker.decompress
+    content = bytearray()
+    while piece := response.read(CHUNK):
+        content += unpack(piece, most + 1 - len(content))
+        if len(content) > most:
+            raise DownloadError(f"more than {most} bytes")
+    if response.length or (unpacker and not unpacker.eof):
+        raise DownloadError(f"the connection ended after {len(content)} bytes, in the middle of the page")
+    return bytes(content)

@@ -1,0 +1,152 @@
+"""A page of metrics as the families that a registry would give, whichever format and release it is of."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from io import StringIO
+from typing import Any
+
+from prometheus_client.core import Metric as NativeMetric
+from prometheus_client.openmetrics.parser import text_fd_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_fd_to_metric_families as text_families
+
+from vllm_vitals.native.download import download, shown
+
+TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
+END = ("# EOF", "# EOF\n")
+"""How OpenMetrics ends."""
+MOST_SHOWN = 100
+"""Characters of a line that an error shows."""
+HEAD = re.compile(r"# (?:HELP|TYPE|UNIT) (\S+)")
+SAMPLE = r"(?=(?:_total|_created|_bucket|_count|_sum|_info|_gcount|_gsum)?[{ ])"
+COUNTING = ("counter", "histogram", "summary")
+
+Pause = Callable[[], None]
+
+
+class PageError(Exception):
+    """A page is no page of metrics; the text says in which line, what came and what was expected."""
+
+
+class _Lines:
+    """The lines of a page, one by one, so that it is known which of them a parser was given last."""
+
+    def __init__(self, text: str, pause: Pause) -> None:
+        self._text = text
+        self._pause = pause
+        self.number = 0
+        self.latest = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in StringIO(self._text):
+            self.number += 1
+            self.latest = line.rstrip("\n")
+            self._pause()
+            yield line
+
+
+def fetch(url: str, timeout: float, pause: Pause = lambda: None) -> list[NativeMetric]:
+    """Return the families of the page at a URL, which must come within so many seconds.
+
+    `pause` is called between small pieces of work.
+
+    Raises:
+        DownloadError: when there is no page.
+        PageError: when it is none of metrics.
+    """
+    page = download(url, timeout)
+    try:
+        return parse(page.content, page.type, pause)
+    except PageError as error:
+        raise PageError(f"{shown(url)}: {error}") from error
+
+
+def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> list[NativeMetric]:
+    """Return the families of a page, in the format that its Content-Type, or its last line, says.
+
+    Raises:
+        PageError: when anything in it is malformed: who believes the half of a page takes the rest for gone.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in (TEXT, OPENMETRICS, ""):
+        raise PageError(f"it is {kind}; expected {TEXT} or {OPENMETRICS}")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise PageError(f"it is no UTF-8: {error}") from error
+    if kind == OPENMETRICS or text.endswith(END):
+        return _families(text, _openmetrics_families, pause)
+    if not text.endswith("\n"):
+        raise PageError(f"it ends in the middle of a line: {text.rpartition(chr(10))[2][:MOST_SHOWN]!r}")
+    return list(_whole(_families(text, text_families, pause)))
+
+
+def _families(text: str, parser: Callable[[Any], Iterable[NativeMetric]], pause: Pause) -> list[NativeMetric]:
+    lines = _Lines(text, pause)
+    try:
+        found = list(parser(lines))
+    except Exception as error:  # the parsers raise whatever their code runs into
+        what = f"line {lines.number} is not as it should be: {lines.latest[:MOST_SHOWN]!r}"
+        raise PageError(f"{what} ({type(error).__name__}: {str(error)[:MOST_SHOWN]})") from error
+    if not found:
+        raise PageError(f"it has no metric; it begins with {text[:MOST_SHOWN]!r}")
+    return found
+
+
+def _openmetrics_families(lines: Iterable[str]) -> Iterable[NativeMetric]:
+    found: Iterable[NativeMetric] = openmetrics_families(_repaired(lines))  # type: ignore[no-untyped-call]
+    return found
+
+
+def _repaired(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines of OpenMetrics with the samples named as their family is.
+
+    `prometheus_client` from 0.23 on writes `# TYPE vllm:x`, then samples of `vllm_x`, unless a scraper asks otherwise.
+    """
+    wrong: re.Pattern[str] | None = None
+    right = ""
+    for line in lines:
+        if head := HEAD.match(line):
+            right = head[1]
+            wrong = re.compile(re.escape(right.replace(":", "_")) + SAMPLE) if ":" in right else None
+        elif wrong and wrong.match(line):
+            line = right + line[len(right) :]  # noqa: PLW2901
+        yield line
+
+
+def _whole(families: Iterable[NativeMetric]) -> Iterator[NativeMetric]:
+    """Yield families of the text format with the times at which they began; it shows those as families of gauges."""
+    latest: NativeMetric | None = None
+    for family in families:
+        if latest and latest.type in COUNTING and family.name == f"{latest.name}_created":
+            latest.samples += family.samples
+        else:
+            if latest:
+                yield latest
+            latest = family
+    if latest:
+        yield latest
+
+
+class Page:
+    """The latest page of a URL, in the shape of a registry."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._families: list[NativeMetric] = []
+        self.time = 0.0
+        """Unix time at which it came, 0 when none did yet."""
+
+    def refresh(self, pause: Pause = lambda: None) -> None:
+        """Get the page anew; when that fails the one before stays.
+
+        Raises:
+            DownloadError, PageError: as `fetch` does.
+        """
+        self._families = fetch(self._url, self._timeout, pause)
+        self.time = time.time()
+
+    def collect(self) -> list[NativeMetric]:
+        """Return the families of the latest page."""
+        return self._families
