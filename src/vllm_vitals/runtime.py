@@ -1,4 +1,4 @@
-"""What runs in one serving process: one collector, one feed, each exporter once, however many loggers."""
+"""What runs in one serving process: one feed, and one collector with each exporter once, however many loggers."""
 
 import atexit
 import os
@@ -7,36 +7,27 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.exporters.exporter import Exporter, stop_all
 from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Sleep
+from vllm_vitals.step import Facts, Sleep
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
 from vllm_vitals.vllm.reader import Reader
+
+if TYPE_CHECKING:
+    from vllm_vitals.link import Link
 
 EXPORTERS = ("prometheus", "otlp")
 """Sections of the settings that are an exporter's own: what is wrong there is said by its logger."""
 
 SILENT = Tap(0)
 """The tap of a logger that is off, or is not the first of its `AsyncLLM`."""
-
-
-class Exporter(Protocol):
-    """Something that shows the collector's store to the world, on threads of its own."""
-
-    def start(self) -> None:
-        """Begin; must not block."""
-
-    def stop(self) -> None:
-        """End, in bounded time."""
-
-    def abandon(self) -> None:
-        """Let go of what a fork copied, without touching threads or locks."""
 
 
 class Client:
@@ -63,6 +54,7 @@ class Runtime:
         self.collector = Collector(settings)
         self.feed = Feed(self.collector, settings.drain_interval)
         self.exporters: dict[str, Exporter] = {}
+        self._link: Link | None = None
         self._clients: list[Client] = []
         self._attaching = threading.Lock()
 
@@ -100,41 +92,62 @@ class Runtime:
             self.feed.drain()
 
     def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
-        features, connector = frozenset[str](), ""
-        for engine in engines:
-            facts = engine_facts(config, engine, len(engines), version)
-            features, connector = facts.features, facts.info.get("kv_connector", "")
-            self.collector.add([facts, Sleep(facts.model, engine, "awake")])
-        rank, count = api_server(config)
-        if count > 1:
-            LOGGER.info("API server %d of %d shows the requests that it serves itself", rank, count)
-        model = model_name(config)
-        details, pooling = "iteration_details" in features, "pooling" in features
-        born = time.monotonic() - process_age()
-        reader = Reader(model, self.feed.complain, born=born, details=details, pooling=pooling, connector=connector)
+        if not self._clients:
+            self._join(*api_server(config))
+        facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
+        sink = self._link.sender if self._link else self.collector
+        for each in facts:
+            sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
         tap = Tap(self.settings.queue_size)
-        self.feed.attach(Source(tap, reader.read, model, engines))
+        model = model_name(config)
+        self.feed.attach(Source(tap, self._reader(model, facts[0]).read, model, engines))
         return tap
 
+    def _join(self, rank: int, count: int) -> None:
+        """Decide, at the first `AsyncLLM`, where the steps of this process go."""
+        wire = self.settings.wire
+        if wire.sidecar is None and count == 1:
+            return
+        from vllm_vitals.election import meeting_point  # noqa: PLC0415 - only where steps leave the process
+        from vllm_vitals.link import Link  # noqa: PLC0415
+
+        socket = wire.sidecar or wire.socket or meeting_point()
+        self.collector.process = str(rank)
+        self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.collector)
+        self.feed = Feed(self._link.sender, wire.interval, str(rank))
+        self._link.start()
+
+    def _reader(self, model: str, facts: Facts) -> Reader:
+        return Reader(
+            model,
+            self.feed.complain,
+            born=time.monotonic() - process_age(),
+            details="iteration_details" in facts.features,
+            pooling="pooling" in facts.features,
+            connector=facts.info.get("kv_connector", ""),
+        )
+
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
-        """Start an exporter unless this process has it already."""
+        """Start an exporter unless this process has it already, or another process exports for it."""
         with self._attaching:
-            if name not in self.exporters:
+            if self._link is not None:
+                self._link.expose(name, make)
+            elif name not in self.exporters:
                 self.exporters[name] = make()
                 self.exporters[name].start()
 
     def stop(self) -> None:
         """Drain, then end the exporters."""
         self.feed.stop()
-        for name, exporter in self.exporters.items():
-            try:
-                exporter.stop()
-            except Exception:  # noqa: BLE001 - the others shall end in order
-                LOGGER.exception("%s could not be stopped in order", name)
+        if self._link is not None:
+            self._link.stop()
+        stop_all(self.exporters)
 
     def abandon(self) -> None:
         """Fall silent in the child of a fork: its numbers would be copies of its parent's."""
         self.feed.close()
+        if self._link is not None:
+            self._link.abandon()
         for exporter in self.exporters.values():
             exporter.abandon()
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from vllm_vitals.catalog.buckets import check
 
+LONGEST_SOCKET = 107
+
 
 class Section(BaseModel):
     """Settings that belong together; a name that does not exist is an error."""
@@ -47,7 +49,7 @@ class PrometheusSettings(Section):
     )  # fmt: skip
     join_native: bool = Field(
         False, description="Also appear on vLLM's own /metrics, which is rendered on the serving event loop; not "
-        "with several API servers."
+        "with several API servers or a sidecar."
     )  # fmt: skip
     retry_interval: float = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
 
@@ -137,6 +139,43 @@ class OtlpSettings(Section):
         return self
 
 
+class WireSettings(Section):
+    """How serving processes reach a collector outside of them: one of several API servers, or a sidecar."""
+
+    sidecar: Path | None = Field(
+        None, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
+    )  # fmt: skip
+    socket: Path | None = Field(
+        None, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
+        "by the process that started them, below /tmp."
+    )  # fmt: skip
+    interval: float = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
+    buffer: int = Field(
+        64 * 2**20, ge=2**20, le=2**34, description="Bytes of steps that may wait for the collector; beyond, the "
+        "oldest are dropped and counted."
+    )  # fmt: skip
+
+    @field_validator("sidecar", "socket")
+    @classmethod
+    def _bindable(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            raise ValueError("must be an absolute path")
+        if path is not None and len(os.fsencode(path)) > LONGEST_SOCKET:
+            raise ValueError(f"must be a path of at most {LONGEST_SOCKET} bytes, as the system has it for sockets")
+        return path
+
+
+class NativeSettings(Section):
+    """vLLM's own metrics, where they have to be fetched: this process has no registry of theirs, or is a sidecar."""
+
+    url: str | None = Field(
+        None, pattern=r"^https?://", description="vLLM's /metrics, when include_native shall take it from there. A "
+        "sidecar shows the same numbers under our names: for a vLLM in which no plugin can load."
+    )  # fmt: skip
+    interval: float = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
+    timeout: float = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+
+
 class GenAISettings(Section):
     """The `gen_ai.server.*` metrics of the OpenTelemetry conventions."""
 
@@ -170,6 +209,8 @@ class Settings(Section):
     )  # fmt: skip
     prometheus: PrometheusSettings = PrometheusSettings()
     otlp: OtlpSettings = OtlpSettings()
+    wire: WireSettings = WireSettings()
+    native: NativeSettings = NativeSettings()
     gen_ai: GenAISettings = GenAISettings()
 
     @field_validator("buckets")

@@ -149,11 +149,15 @@ class Facts(Struct, tag=True, omit_defaults=True):
 
 
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
-    """An engine fell asleep or woke up: `state` is one of `vllm.engine.sleep`."""
+    """An engine fell asleep or woke up: `state` is one of `vllm.engine.sleep`.
+
+    `time` is Unix seconds; 0 when nobody said so and it is only what an engine starts with.
+    """
 
     model: str
     engine: str
     state: str
+    time: float = 0.0
 
 
 class Rejection(Struct, frozen=True, tag=True, omit_defaults=True):

@@ -45,7 +45,7 @@ def free(count=1):
 
 @contextmanager
 def exporter(host):
-    made = PrometheusExporter(host, 0, CollectorRegistry)
+    made = PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry)
     made.start()
     deadline = time.monotonic() + 10
     while not made.ports and time.monotonic() < deadline:

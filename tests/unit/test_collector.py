@@ -332,7 +332,7 @@ def test_a_read_that_raises_costs_only_its_own_metric_and_is_counted(
     assert see("vllm_tokens_generation_total", **ENGINE) == 6
     assert see("vllm_request_duration_seconds_count", **ENGINE) == 3
     assert see("vllm_bad_total", **ENGINE) is None
-    assert see("vitals_errors_total", stage="collect") == 3
+    assert see("vitals_errors_total", process="0", stage="collect") == 3
     assert ["vllm.bad" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -341,7 +341,7 @@ def test_the_next_step_counts_after_a_bad_record() -> None:
     see = Sight(collect(broken, step(running=2, generation_tokens=5)))
     assert see("vllm_engine_requests_running", **ENGINE) == 2
     assert see("vllm_tokens_generation_total", **ENGINE) == 5
-    assert see("vitals_errors_total", stage="collect") == 1
+    assert see("vitals_errors_total", process="0", stage="collect") == 1
 
 
 def test_a_negative_increment_is_rejected_while_the_rest_of_the_step_counts() -> None:
@@ -359,10 +359,10 @@ def test_a_negative_increment_is_rejected_while_the_rest_of_the_step_counts() ->
 
 def test_health_adds_up() -> None:
     see = Sight(collect(Health(2, 0.5, {"hook": 1}), Health(1, 0.25, {"hook": 2, "read": 4})))
-    assert see("vitals_steps_dropped_total") == 3
-    assert see("vitals_hook_duration_seconds_total") == 0.75
-    stages = ("hook", "read", "collect", "export")
-    assert [see("vitals_errors_total", stage=stage) for stage in stages] == [3, 4, 0, 0]
+    assert see("vitals_steps_dropped_total", process="0") == 3
+    assert see("vitals_hook_duration_seconds_total", process="0") == 0.75
+    stages = ("hook", "read", "wire", "collect", "export")
+    assert [see("vitals_errors_total", process="0", stage=stage) for stage in stages] == [3, 4, 0, 0, 0]
 
 
 def test_exports_are_counted() -> None:

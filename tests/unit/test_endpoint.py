@@ -23,11 +23,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.builders import ENGINE
-from vllm_vitals.exporters import prometheus, web
+from vllm_vitals.exporters import prometheus
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
 from vllm_vitals.exporters.prometheus import PrometheusExporter, Server
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.exporters.web import accepts_gzip, prefers_openmetrics
+from vllm_vitals.feed import feed
 from vllm_vitals.runtime import Runtime
 
 HOST = "127.0.0.1"
@@ -83,11 +84,11 @@ def read_all(client: socket.socket) -> bytes:
 class Endpoint:
     """A runtime with an engine and an exporter, and a client of it."""
 
-    def __init__(self, runtime: Runtime, native: Callable[[], Any] = CollectorRegistry, rank: int = 0) -> None:
+    def __init__(self, runtime: Runtime, native: Callable[[], Any] = CollectorRegistry) -> None:
         self.runtime = runtime
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
         self.tap = runtime.attach(config, [0], Endpoint, "0.32.0")
-        self.exporter = PrometheusExporter(runtime, rank, native)
+        self.exporter = PrometheusExporter(runtime.collector, runtime.settings.prometheus, runtime.feed.problem, native)
         runtime.expose(NAME, lambda: self.exporter)
 
     def up(self) -> "Endpoint":
@@ -143,9 +144,9 @@ def endpoint() -> Iterator[Endpoint]:
 def serve(make_runtime: Callable[..., Runtime]) -> Callable[..., Endpoint]:
     """Start an endpoint with its own settings."""
 
-    def start(native: Callable[[], Any] = CollectorRegistry, rank: int = 0, **values: Any) -> Endpoint:
+    def start(native: Callable[[], Any] = CollectorRegistry, **values: Any) -> Endpoint:
         prometheus_settings = {"host": HOST, "port": 0, "retry_interval": 0.1, **values}
-        return Endpoint(make_runtime(prometheus=prometheus_settings), native, rank)
+        return Endpoint(make_runtime(prometheus=prometheus_settings), native)
 
     return start
 
@@ -291,7 +292,7 @@ def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -
 
 def test_health_is_bad_when_the_feeder_hangs(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = serve().up()
-    monkeypatch.setattr(web, "SILENT_FEEDER", 0.0)
+    monkeypatch.setattr(feed, "SILENT", 0.0)
     assert endpoint.ask("/healthz")[0] == 503
 
 
@@ -385,7 +386,7 @@ def test_a_broken_file_of_vllms_multiprocess_directory_does_not_cost_our_page(
     endpoint = serve(multiprocess, include_native=True).up()
     assert endpoint.ask()[0] == 200
     assert "vitals_series" in endpoint.text()
-    assert 'vitals_errors_total{stage="export"} 0' not in endpoint.text()
+    assert 'vitals_errors_total{process="0",stage="export"} 0' not in endpoint.text()
 
 
 @pytest.mark.parametrize("native", [BrokenCollector, broken_registry])
@@ -396,7 +397,7 @@ def test_a_broken_native_registry_does_not_cost_our_page(
     endpoint = serve(native, include_native=True).up()
     for errors in (0, 1):
         text = endpoint.text(Accept=accept)
-        assert f'vitals_errors_total{{stage="export"}} {float(errors)}\n' in text
+        assert f'vitals_errors_total{{process="0",stage="export"}} {float(errors)}\n' in text
         assert "vllm_engine_requests_running{" in text
         list((parse_text if accept == "text/plain" else parse_openmetrics)(text))
 
@@ -412,7 +413,7 @@ def _clean_global_registry() -> Iterator[None]:
 @pytest.mark.usefixtures("_clean_global_registry")
 def test_joining_puts_our_metrics_on_vllms_page_once(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(join_native=True).up()
-    endpoint.runtime.expose(NAME, lambda: PrometheusExporter(endpoint.runtime, 0, CollectorRegistry))
+    endpoint.runtime.expose(NAME, lambda: pytest.fail("it has one"))
     endpoint.step()
     assert REGISTRY.get_sample_value("vllm_engine_requests_running", ENGINE) == 1
     families = [family.name for family in REGISTRY.collect()]
@@ -499,11 +500,6 @@ def test_localhost_is_reached_by_either_address(serve: Callable[..., Endpoint]) 
         with contextlib.closing(http.client.HTTPConnection(str(address[0]), endpoint.port, timeout=5)) as client:
             client.request("GET", "/healthz")
             assert client.getresponse().status == 200
-
-
-def test_each_api_server_has_a_port_of_its_own(serve: Callable[..., Endpoint]) -> None:
-    port = free_port()
-    assert serve(rank=1, port=port - 1).up().port == port
 
 
 def test_a_stopped_exporter_frees_its_port(serve: Callable[..., Endpoint]) -> None:

@@ -48,7 +48,7 @@ def full_step(clock: float, engine: str) -> Any:
         scheduled_tokens={"prefill": 5, "decode": 3}, prompt_tokens={"local_compute": 5, "local_cache_hit": 2},
         computed_tokens=5, generation_tokens=3, preempted=1, corrupted=1, watermarks={"watermarked": 1},
         first_token_latencies=latencies, inter_token_latencies=latencies, multimodal_cache=CacheUse(3, 1),
-        sequences_asked=array("d", [1, 4]), longest_outputs=array("d", [31]),
+        unknown_connectors=("AConnector",), sequences_asked=array("d", [1, 4]), longest_outputs=array("d", [31]),
         finished=[request(), request(reason="error", duration=2e4), request(reason=AWKWARD, decode=99.0)],
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def full_collector(**values: Any) -> Collector:
     for record in rare:
         feed(collector, record)
     for duration in (0.001, 3.0, None):
-        collector.export("prometheus", duration)
+        collector.export("prometheus", duration, refused=1)
     collector.refresh()
     return collector
 

@@ -20,7 +20,7 @@ STEPS = "vitals_steps_total", {"model_name": "m", "engine": "0"}
 def start():
     host = runtime.runtime()
     tap = host.attach(CONFIG, [0], object, "0.32.0")
-    host.expose("p", lambda: PrometheusExporter(host, 0, CollectorRegistry))
+    host.expose("p", lambda: PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry))
     while not host.exporters["p"].ports:
         time.sleep(0.01)
     return host, tap
@@ -89,7 +89,7 @@ def test_what_a_child_records_goes_nowhere() -> None:
     body = """
 def child():
     step(tap, 5)
-    return [len(tap.queue), tap.dropped, tap.failed, runtime._runtime is None, host.feed.alive()]
+    return [len(tap.queue), tap.dropped, tap.failed, runtime._runtime is None, not host.feed.problem()]
 
 answer = outcome(*fork(child))
 """
@@ -112,7 +112,7 @@ reader, process = fork(lambda: time.sleep(60))
 step(tap)
 host.feed.drain()
 page = scrape(port)
-answer = ['vitals_steps_total{model_name="m",engine="0"} 4.0' in page, host.feed.alive()]
+answer = ['vitals_steps_total{model_name="m",engine="0"} 4.0' in page, not host.feed.problem()]
 os.kill(process, signal.SIGKILL)
 os.waitpid(process, 0)
 """
@@ -144,7 +144,7 @@ def child():
     again.feed.drain()
     own = again.exporters["p"].ports[0]
     page = scrape(own)
-    return [again is not host, own != port, before, steps(again), 'engine="0"} 2.0' in page, again.feed.alive()]
+    return [again is not host, own != port, before, steps(again), 'engine="0"} 2.0' in page, not again.feed.problem()]
 
 answer = [outcome(*fork(child)), steps(host)]
 """

@@ -169,7 +169,7 @@ def test_what_could_not_be_used_is_counted_and_named_once(caplog: pytest.LogCapt
     for _ in range(3):
         tap.record(None, SimpleNamespace(num_generation_tokens="many"), None, 0)
     feed.drain()
-    assert total(collector, itself.ERRORS, "read") == 3
+    assert collector.store[itself.ERRORS].number((), ("0", "read")).value == 3
     lines = [record.getMessage() for record in caplog.records]
     (line,) = lines
     assert line.startswith(

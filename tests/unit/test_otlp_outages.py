@@ -382,6 +382,7 @@ def test_rejected_points_are_one_warning_and_the_rest_counts(kind: Any, pushing:
     assert "3 of its points" in loud(caplog)[0][1]
     assert "too old" in loud(caplog)[0][1]
     assert outcomes(pusher) == (3, 0, 3)
+    assert count(pusher, "vitals_exports_refused_points_total") == 9
 
 
 # --- The loop

@@ -259,7 +259,7 @@ def test_a_push_that_cannot_be_encoded_loses_nothing(temporality: str, monkeypat
     link.push()
     key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
     assert link.sums()[key] == (5,)
-    assert link.held()["vitals.errors", frozenset({("stage", "export")})] == (1,)
+    assert link.held()["vitals.errors", frozenset({("process", "0"), ("stage", "export")})] == (1,)
 
 
 # --- Pacing

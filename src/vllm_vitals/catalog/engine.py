@@ -1,5 +1,7 @@
 """The engine itself: what it was started with, what it holds right now, whether it sleeps."""
 
+from typing import Any
+
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
 from vllm_vitals.step import Facts, Sleep, Step
 
@@ -22,6 +24,11 @@ INFO = Gauge(
     of=Facts, read=lambda f: {tuple(f.info.get(name, "") for name in INFO_LABELS): 1.0},
     labels=tuple(Label(name, cap=64) for name in INFO_LABELS), native="vllm:cache_config_info",
 )  # fmt: skip
+UP: Gauge[Any] = Gauge(
+    "vllm.engine.up",
+    "",
+    "1 while a serving process of the engine is there, 0 once all of them are gone.",
+)
 RUNNING = Gauge(
     "vllm.engine.requests.running", "{request}", "Requests in the batch at the latest step.",
     of=Step, read="running", initial=0.0, momentary=True, native="vllm:num_requests_running",
@@ -63,8 +70,7 @@ STARTUP = Gauge(
 
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
-    "Time between two steps of an engine that had requests left after the first of them; not with several API "
-    "servers, each of which sees a part of the steps.",
+    "Time between two steps of an engine that had requests left after the first of them.",
     of=Step, read="interval", buckets="step",
 )  # fmt: skip
 STEP_DURATION = Histogram(
@@ -100,5 +106,5 @@ MEMORY_TRAFFIC = Counter(
     needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
 )  # fmt: skip
 
-ENGINE = (INFO, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, SLEEP, STARTUP)
+ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, SLEEP, STARTUP)
 STEP = (STEP_INTERVAL, STEP_DURATION, STEP_TOKENS, SCHEDULED_TOKENS, GRAPH_TOKENS, FLOPS, MEMORY_TRAFFIC)

@@ -5,11 +5,14 @@ from typing import Any
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
 from vllm_vitals.step import Health, Step
 
+PROCESS = Label("process", ("0",), cap=64, help="the number of the serving process; sidecar for a sidecar itself")
 EXPORTER = Label("exporter", help="prometheus, otlp")
 
 INFO: Gauge[Any] = Gauge(
-    "vitals.info", "", "Always 1; which vllm-vitals and Python this is.",
-    scope=Scope.PROCESS, labels=(Label("version"), Label("python_version")),
+    "vitals.info", "", "Always 1; which vllm-vitals and Python this is, and where its numbers come from.",
+    scope=Scope.PROCESS,
+    labels=(Label("version"), Label("python_version"),
+            Label("source", help="plugin, or native: mapped from vLLM's own metrics")),
 )  # fmt: skip
 STEPS = Counter(
     "vitals.steps", "{step}", "Engine steps taken in: scheduler stats came or tokens moved.",
@@ -17,7 +20,7 @@ STEPS = Counter(
 )  # fmt: skip
 DROPPED = Counter(
     "vitals.steps.dropped", "{step}", "Records lost because the queue between vLLM and the feeder was full.",
-    of=Health, read="dropped", scope=Scope.PROCESS,
+    of=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(
     "vitals.values.rejected", "{value}", "Values that cannot be true and were left out of a metric.",
@@ -31,19 +34,20 @@ UNKNOWN_CONNECTORS = Counter(
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",
-    of=Health, read="errors", scope=Scope.PROCESS,
-    labels=(Label("stage", ("hook", "read", "collect", "export"),
+    of=Health, read=lambda h: {(h.process, stage): count for stage, count in h.errors.items()}, scope=Scope.PROCESS,
+    labels=(PROCESS,
+            Label("stage", ("hook", "read", "wire", "collect", "export"),
                   help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. "
-                       "collect: adding a step up. export: serving or sending"),),
+                       "wire: what came over the socket. collect: adding a step up. export: serving or sending")),
 )  # fmt: skip
 HOOK_TIME = Counter(
     "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin's hooks.",
-    of=Health, read="hook_time", scope=Scope.PROCESS,
+    of=Health, read=lambda h: {h.process: h.hook_time}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 STEP_AGE: Gauge[Any] = Gauge(
     "vitals.step.age",
     "s",
-    "Time since the latest step whose scheduler stats came to this process, or since the engine was started.",
+    "Time since the latest step whose scheduler stats came, or since the engine was started.",
 )
 EXPORTS: Counter[Any] = Counter(
     "vitals.exports", "{export}", "Exports that succeeded: scrapes answered, pushes taken.",
@@ -52,6 +56,10 @@ EXPORTS: Counter[Any] = Counter(
 EXPORTS_FAILED: Counter[Any] = Counter(
     "vitals.exports.failed", "{export}", "Exports that failed.", scope=Scope.PROCESS, labels=(EXPORTER,)
 )
+POINTS_REFUSED: Counter[Any] = Counter(
+    "vitals.exports.refused_points", "{data_point}", "Points that a receiver left out of pushes that it took.",
+    scope=Scope.PROCESS, labels=(EXPORTER,),
+)  # fmt: skip
 EXPORT_DURATION: Histogram[Any] = Histogram(
     "vitals.export.duration", "s", "Time to build and hand over one export.",
     scope=Scope.PROCESS, labels=(EXPORTER,), buckets="export",
@@ -61,5 +69,6 @@ SERIES: Gauge[Any] = Gauge(
 )
 
 ITSELF = (
-    INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED, EXPORT_DURATION, SERIES,
+    INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED,
+    POINTS_REFUSED, EXPORT_DURATION, SERIES,
 )  # fmt: skip

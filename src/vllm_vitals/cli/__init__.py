@@ -1,6 +1,7 @@
 """The `vllm-vitals` command. What a command needs is imported when it runs, so that `--help` is quick."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,6 +82,26 @@ def run_doctor(command: Command = None, *, json: Json = False, port: Port = None
     else:
         report.show()
     raise typer.Exit(1 if report.failed else 0)
+
+
+@app.command("sidecar")
+def run_sidecar(
+    socket: Annotated[
+        Path | None, typer.Option(help="Unix socket to listen on; VITALS_WIRE__SIDECAR by default.", show_default=False)
+    ] = None,
+    native_url: Annotated[
+        str | None,
+        typer.Option(help="vLLM's /metrics, in place of a socket; VITALS_NATIVE__URL by default.", show_default=False),
+    ] = None,
+) -> None:
+    """Collect and export as a process of its own, until SIGTERM or SIGINT.
+
+    With --socket for the vLLM servers that send their steps there; with --native-url from vLLM's own metrics,
+    where no plugin can load. All other settings are those of the plugin. Exit code 2 when they are wrong, 1 when the socket cannot be had.
+    """
+    from vllm_vitals.cli import sidecar  # noqa: PLC0415
+
+    raise typer.Exit(sidecar.run(socket, native_url))
 
 
 def _one_of(*, json: bool, markdown: bool) -> None:

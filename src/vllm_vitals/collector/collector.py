@@ -13,6 +13,7 @@ import vllm_vitals
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE
+from vllm_vitals.catalog.engine import UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import Writer, prepare, scope_key, writers
@@ -70,7 +71,16 @@ def _complete(step: Step, engine: Engine) -> None:
 class Collector:
     """Adds records up by the catalogue. Any thread may call it, except vLLM's event loop."""
 
-    def __init__(self, settings: Settings, metrics: Sequence[Metric[Any]] = CATALOG) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Sequence[Metric[Any]] = CATALOG,
+        *,
+        process: str = "0",
+        source: str = "plugin",
+    ) -> None:
+        """`process`: what the errors of this process are counted under. `source`: where its numbers come from."""
+        self.process = process
         self._settings = settings
         self._metrics = [
             metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
@@ -91,7 +101,7 @@ class Collector:
         self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
         for metric in self._in_scope(Scope.PROCESS):
             prepare(self.store[metric], (), self._bounds)
-        info = (vllm_vitals.__version__, platform.python_version())
+        info = (vllm_vitals.__version__, platform.python_version(), source)
         self._put(itself.INFO, (), info, 1.0)
 
     def add(self, records: Sequence[Record], pause: Callable[[], None] = lambda: None) -> None:
@@ -103,15 +113,24 @@ class Collector:
             for kind, group in groupby(records, type):
                 self._adders[kind](list(group), pause)
 
+    def flush(self, until: float) -> None:
+        """Do nothing: what was added is there already."""
+
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
         log_once(logging.ERROR, message, *args, key=key or message, traceback=True)
-        with self.store.lock:
-            self._add_health([Health(errors={stage: 1})], lambda: None)
+        self.count_error(stage)
 
-    def export(self, exporter: str, duration: float | None) -> None:
-        """Count one export and its seconds, or a failed one when there is no duration."""
+    def count_error(self, stage: str) -> None:
+        """Count an error that is logged elsewhere."""
         with self.store.lock:
+            self._add_health([Health(errors={stage: 1}, process=self.process)], lambda: None)
+
+    def export(self, exporter: str, duration: float | None, refused: int = 0) -> None:
+        """Count one export and its seconds, or a failed one when there is no duration; `refused` of its points."""
+        with self.store.lock:
+            if refused > 0:
+                self.store[itself.POINTS_REFUSED].number((), (exporter,)).add(refused)
             if duration is None:
                 self.store[itself.EXPORTS_FAILED].number((), (exporter,)).add(1)
                 return
@@ -184,8 +203,9 @@ class Collector:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
             self._write(engine.rules[Facts], [facts], time.time(), pause)
+            self._put(UP, engine.scope, (), 1.0)
             if facts.kv_cache_tokens:
-                self._put(KV_FREE, engine.scope, (), facts.kv_cache_tokens)
+                self.store[KV_FREE].number(engine.scope).set(facts.kv_cache_tokens, 0.0)  # older than any step
 
     def _add_sleeps(self, records: Sequence[Sleep], pause: Callable[[], None]) -> None:
         for sleep in records:
@@ -208,6 +228,7 @@ class Collector:
                 self._settle(engine, pause)
                 self._drop_gauges(engine)
                 self.store[itself.STEP_AGE].drop(engine.scope)
+                self._put(UP, engine.scope, (), 0.0)
 
     def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
         self._write(self._process, records, time.time(), pause)

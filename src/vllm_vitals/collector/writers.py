@@ -49,25 +49,29 @@ class LabelledCounterWriter(Writer):
 
 
 class GaugeWriter(Writer):
-    """Sets to what the latest record says that says anything."""
+    """Sets to what the latest record says that says anything; what comes too late is passed over."""
+
+    _latest = 0.0
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: D102
+        if time < self._latest:
+            return
         for record in reversed(records):
             value = self.read(record)
             if value is not None:
-                self.family.number(self.scope).set(value, time)
+                self._set(value, time)
+                self._latest = time
                 return
 
+    def _set(self, value: Any, time: float) -> None:
+        self.family.number(self.scope).set(value, time)
 
-class LabelledGaugeWriter(Writer):
+
+class LabelledGaugeWriter(GaugeWriter):
     """Sets all label values at once: those that are not named any more go away."""
 
-    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: D102
-        for record in reversed(records):
-            values = self.read(record)
-            if values is not None:
-                self.family.replace(self.scope, values, time)
-                return
+    def _set(self, value: Any, time: float) -> None:
+        self.family.replace(self.scope, value, time)
 
 
 class HistogramWriter(Writer):

@@ -14,10 +14,10 @@ from wsgiref.simple_server import make_server
 from prometheus_client import REGISTRY
 from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
+from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.exporters.web import ScrapeApp
 from vllm_vitals.logs import LOGGER, log_once
-from vllm_vitals.runtime import Runtime
 from vllm_vitals.settings import PrometheusSettings
 
 SLOWEST_CLIENT = 10.0
@@ -85,15 +85,19 @@ class Server(ThreadingWSGIServer):
 class PrometheusExporter:
     """Listens, and keeps trying to while it cannot; serving never waits for it."""
 
-    def __init__(self, host: Runtime, rank: int, native_registry: Callable[[], Any]) -> None:
-        """`rank`: of this API server; each listens on a port of its own, counted from the set one."""
-        self._settings = host.settings.prometheus
-        self._host = host
-        self._port = self._settings.port + rank if self._settings.port else 0
-        self._joined = VitalsCollector(host.collector) if self._settings.join_native else None
+    def __init__(
+        self,
+        collector: Collector,
+        settings: PrometheusSettings,
+        problem: Callable[[], str],
+        native_registry: Callable[[], Any] | None = None,
+    ) -> None:
+        """`problem`: see `ScrapeApp`. `native_registry` gives the registry behind vLLM's own /metrics."""
+        self._settings = settings
+        self._joined = VitalsCollector(collector) if settings.join_native else None
         self._servers: list[Server] = []
         self._stopped = threading.Event()
-        self._app = ScrapeApp(host.collector, host.feed, native_registry if self._settings.include_native else None)
+        self._app = ScrapeApp(collector, problem, native_registry if settings.include_native else None)
 
     @property
     def ports(self) -> list[int]:
@@ -130,13 +134,13 @@ class PrometheusExporter:
         said = ""
         while not self._stopped.is_set():
             try:
-                self._servers = listen(self._settings, self._port, self._app)
+                self._servers = listen(self._settings, self._app)
             except Exception as error:  # noqa: BLE001 - whatever it is, serving goes on and so do we
                 message = f"{type(error).__name__}: {error}"
                 if message != said:
                     LOGGER.error(
                         "No scrape endpoint on %s:%d (prometheus.host, prometheus.port): %s. Serving goes on; trying "
-                        "again every %g s", self._settings.host, self._port, message, self._settings.retry_interval,
+                        "again every %g s", self._settings.host, self._settings.port, message, self._settings.retry_interval,
                     )  # fmt: skip
                     said = message
                 self._stopped.wait(self._settings.retry_interval)
@@ -149,19 +153,19 @@ class PrometheusExporter:
             return
 
 
-def listen(settings: PrometheusSettings, port: int, app: ScrapeApp) -> list[Server]:
+def listen(settings: PrometheusSettings, app: ScrapeApp) -> list[Server]:
     """Return running servers, one for each address of the host; `localhost` may be both 127.0.0.1 and ::1.
 
     Raises:
         OSError: when the host is unknown, the port is taken, or a TLS file cannot be used.
     """
     context = tls_context(settings)
-    found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     addresses = sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
     servers: list[Server] = []
     for address in addresses:
         try:
-            servers.append(_bind(address, servers[0].server_port if servers else port, context, app))
+            servers.append(_bind(address, servers[0].server_port if servers else settings.port, context, app))
         except OSError:
             # The first address must do; a second is a courtesy that not every container can have.
             if not servers:

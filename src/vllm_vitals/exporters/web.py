@@ -15,11 +15,7 @@ from prometheus_client.registry import Collector as RegistryCollector
 
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import END, OPENMETRICS, TEXT, Renderer
-from vllm_vitals.feed.feed import Feed
 from vllm_vitals.feed.pace import Pace
-
-SILENT_FEEDER = 30.0
-"""Seconds without a drain after which the feeder counts as dead."""
 
 Environ = dict[str, Any]
 Answer = tuple[str, list[tuple[str, str]], bytes]
@@ -29,10 +25,15 @@ PLAIN = "text/plain; charset=utf-8"
 class ScrapeApp:
     """A WSGI application over one collector; any number of threads may call it."""
 
-    def __init__(self, collector: Collector, feed: Feed, native_registry: Callable[[], Any] | None) -> None:
-        """`native_registry` gives the registry whose metrics are served after ours, `None` for none."""
+    def __init__(
+        self, collector: Collector, problem: Callable[[], str], native_registry: Callable[[], Any] | None
+    ) -> None:
+        """`problem` tells why nothing comes in, `""` when all is well.
+
+        `native_registry` gives the registry whose metrics are served after ours, `None` for none.
+        """
         self._collector = collector
-        self._feed = feed
+        self._problem = problem
         self._native_registry = native_registry
         self._rendering = threading.Lock()
         self._renderers: dict[bool, Renderer] = {}
@@ -89,14 +90,10 @@ class ScrapeApp:
             yield END
 
     def _health(self) -> Answer:
-        silent = time.monotonic() - self._feed.drained
-        if not self._feed.alive():
-            said = "the feeder has ended"
-        elif silent >= SILENT_FEEDER:
-            said = f"the feeder has not drained for {silent:.0f} s"
-        else:
-            return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
-        return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{said}\n".encode()
+        problem = self._problem()
+        if problem:
+            return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{problem}\n".encode()
+        return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
 
 
 def _wanted(names: list[str]) -> Callable[[str], bool]:

@@ -16,6 +16,10 @@ from vllm_vitals.step import Gone, Health, Record, Rejection, Sleep, Step
 BATCH = 64
 """Most steps that are read before they are added up together."""
 
+SILENT = 30.0
+"""Seconds without a drain after which the feeder counts as dead."""
+UNDER_WAY = 0.05
+"""Seconds that a hook may take from looking at the clock to leaving what it heard."""
 COMPLAIN = 60.0
 """Seconds between two warnings of dropped steps."""
 
@@ -28,6 +32,9 @@ class Sink(Protocol):
 
     def add(self, records: Sequence[Record], pause: Callable[[], None]) -> None:
         """Take records, oldest first; `pause` is to be called between small pieces of work."""
+
+    def flush(self, until: float) -> None:
+        """Take note that all has been told up to `until`, monotonic seconds."""
 
 
 @dataclass(eq=False)
@@ -47,8 +54,9 @@ class Source:
 class Feed:
     """Drains every tap of this process into one sink, a little at a time."""
 
-    def __init__(self, sink: Sink, interval: float) -> None:
-        """`interval`: seconds between two drains."""
+    def __init__(self, sink: Sink, interval: float, process: str = "0") -> None:
+        """`interval`: seconds between two drains. `process`: number of this process among its like."""
+        self._process = process
         self._sink = sink
         self._interval = interval
         self._sources: list[Source] = []
@@ -79,13 +87,17 @@ class Feed:
             key=field,
         )
 
-    def alive(self) -> bool:
-        """Tell whether the feeder still runs."""
-        return self._thread is not None and self._thread.is_alive()
+    def problem(self) -> str:
+        """Return why steps are not taken in, `""` when they are."""
+        if self._thread is None or not self._thread.is_alive():
+            return "the feeder has ended"
+        silent = time.monotonic() - self.drained
+        return f"the feeder has not drained for {silent:.0f} s" if silent >= SILENT else ""
 
     def drain(self) -> None:
         """Take in everything that waits."""
         pause = Pace().breathe
+        begun = time.monotonic()
         with self._draining:
             for source in list(self._sources):
                 waiting = len(source.tap.queue)
@@ -96,6 +108,7 @@ class Feed:
                 if source.tap.orphaned and not source.tap.queue:
                     self._let_go(source, pause)
             self._report(pause)
+            self._sink.flush(begun - UNDER_WAY)
             self.drained = time.monotonic()
 
     def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
@@ -139,7 +152,7 @@ class Feed:
 
     def _report(self, pause: Callable[[], None]) -> None:
         """Tell the sink what the hooks and the feeder have been through since the last time."""
-        health = Health()
+        health = Health(process=self._process)
         for source in self._sources:
             tap = source.tap
             dropped, failed, hook_time = source.told
@@ -166,7 +179,7 @@ def _events(source: Source) -> Iterator[Record]:
     state = source.tap.sleep
     if state != source.sleep and state is not None:
         source.sleep = state
-        yield from (Sleep(source.model, engine, state) for engine in source.engines)
+        yield from (Sleep(source.model, engine, state, time.time()) for engine in source.engines)
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric as NativeMetric
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_fd_to_metric_families as text_families
 
+from vllm_vitals.feed.pace import Pace
 from vllm_vitals.native.download import download, shown
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
@@ -146,6 +147,15 @@ class Page:
         """
         self._families = fetch(self._url, self._timeout, pause)
         self.time = time.time()
+
+    def fresh(self) -> "Page":
+        """Return this page as it is now.
+
+        Raises:
+            DownloadError, PageError: as `fetch` does.
+        """
+        self.refresh(Pace().breathe)
+        return self
 
     def collect(self) -> list[NativeMetric]:
         """Return the families of the latest page."""

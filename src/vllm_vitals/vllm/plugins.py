@@ -13,7 +13,8 @@ from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.runtime import SILENT, Runtime, runtime
-from vllm_vitals.vllm.facts import api_server, process_age
+from vllm_vitals.settings import NativeSettings
+from vllm_vitals.vllm.facts import process_age
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
@@ -69,7 +70,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
             if not self.enabled(host):
                 return
             self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
-            self.start(host, vllm_config)
+            self.start(host)
         except SettingsError as error:
             for line in str(error).splitlines():
                 LOGGER.error("%s stays off: %s", self.name, line)
@@ -84,7 +85,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         """Tell whether the settings want this logger."""
         raise NotImplementedError
 
-    def start(self, host: Runtime, vllm_config: Any) -> None:
+    def start(self, host: Runtime) -> None:
         """Start what this logger exports through."""
         raise NotImplementedError
 
@@ -131,9 +132,10 @@ class PrometheusVitals(VitalsLogger):
             LOGGER.info("No scrape endpoint: prometheus.enabled is false")
         return host.settings.prometheus.enabled
 
-    def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: D102
-        rank, _ = api_server(vllm_config)
-        host.expose(self.name, lambda: PrometheusExporter(host, rank, native_registry))
+    def start(self, host: Runtime) -> None:  # noqa: D102
+        settings = host.settings.prometheus
+        problem, native = host.feed.problem, native_registry(host.settings.native)
+        host.expose(self.name, lambda: PrometheusExporter(host.collector, settings, problem, native))
 
 
 @complete
@@ -151,16 +153,26 @@ class OtlpVitals(VitalsLogger):
             LOGGER.info("No OTLP push: it is switched off (otlp.enabled, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER)")
         return settings.enabled and settings.endpoint is not None
 
-    def start(self, host: Runtime, vllm_config: Any) -> None:  # noqa: ARG002, D102
+    def start(self, host: Runtime) -> None:  # noqa: D102
         from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
 
+        native = native_registry(host.settings.native)
         host.expose(
             self.name,
-            lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age(), native_registry),
+            lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age(), native),
         )
 
 
-def native_registry() -> Any:
+def native_registry(settings: NativeSettings) -> Callable[[], Any]:
+    """Return what gives vLLM's own metrics: those of a URL if there is one, else of this process's registry."""
+    if settings.url is None:
+        return _registry
+    from vllm_vitals.native.page import Page  # noqa: PLC0415 - only when asked for
+
+    return Page(settings.url, settings.timeout).fresh
+
+
+def _registry() -> Any:
     """Return the registry behind vLLM's own /metrics."""
     from vllm.v1.metrics.prometheus import get_prometheus_registry  # noqa: PLC0415 - only when asked for
 

@@ -120,7 +120,7 @@ class OtlpExporter:
             answer, push = Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__), None
         if answer.ok and push is not None:
             self._points.acknowledge(push)
-        self._collector.export(NAME, time.perf_counter() - start if answer.ok else None)
+        self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
         self._tell(answer)
         return answer
 

@@ -23,7 +23,7 @@ DOWNWARD = {
 def resource(
     environ: Mapping[str, str], *, service: str | None, version: str, attributes: Mapping[str, str]
 ) -> Resource:
-    """Return the resource of this process.
+    """Return the resource of this process; `version` is vLLM's, `""` where none runs.
 
     Configured `attributes` win over what is found, and a service name that is set wins over theirs.
     `service.instance.id` is new for every process start, so that no receiver mixes two of them up.
@@ -31,12 +31,13 @@ def resource(
     found: dict[str, str | int] = {
         "service.name": DEFAULT_SERVICE,
         "service.instance.id": str(uuid.uuid4()),
-        "service.version": version,
         "host.name": socket.gethostname(),
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
         "process.pid": os.getpid(),
         "telemetry.sdk.language": "python",
     }
+    if version:
+        found["service.version"] = version
     # The shorter names mean something else on other machines.
     in_cluster = bool(environ.get("KUBERNETES_SERVICE_HOST"))
     for attribute, variables in DOWNWARD.items() if in_cluster else ():

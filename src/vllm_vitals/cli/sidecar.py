@@ -1,0 +1,56 @@
+"""`vllm-vitals sidecar`: the collector as a process of its own."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.logs import LOGGER
+from vllm_vitals.sidecar import NativeSidecar, StepSidecar
+
+WRONG_SETTINGS = 2
+NO_SOCKET = 1
+
+
+def run(socket: Path | None, native_url: str | None) -> int:
+    """Run until a signal asks to end; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        sidecar = _sidecar(socket, native_url)
+        sidecar.start()
+    except SettingsError as error:
+        for line in str(error).splitlines():
+            LOGGER.error("%s", line)
+        return WRONG_SETTINGS
+    except OSError as error:
+        LOGGER.error("The sidecar cannot start: %s", error)
+        return NO_SOCKET
+    ended.wait()
+    sidecar.stop()
+    LOGGER.info("Sidecar ended")
+    return 0
+
+
+def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:
+    given = {} if socket is None else {"VITALS_WIRE__SIDECAR": str(socket.absolute())}
+    given |= {} if native_url is None else {"VITALS_NATIVE__URL": native_url}
+    loaded = load({**os.environ, **given})
+    for warning in loaded.warnings:
+        LOGGER.warning("%s", warning)
+    settings = loaded.settings
+    if settings.wire.sidecar is not None and settings.native.url is not None:
+        raise SettingsError("wire.sidecar and native.url are both set: a sidecar takes steps or fetches, not both")
+    if settings.wire.sidecar is not None:
+        return StepSidecar(settings, settings.wire.sidecar)
+    if settings.native.url is not None:
+        return NativeSidecar(settings, settings.native.url)
+    raise SettingsError(
+        "neither wire.sidecar nor native.url is set: give the socket by --socket (VITALS_WIRE__SIDECAR), or "
+        "vLLM's /metrics by --native-url (VITALS_NATIVE__URL)"
+    )

@@ -1,0 +1,107 @@
+"""Records of several serving processes made into one: in order of time, and each thing said once."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import msgspec
+
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.feed.pace import Pace
+from vllm_vitals.step import Facts, Gone, Record, Sleep, Step
+
+LONGEST_HOLD = 1.0
+"""Seconds that steps wait for a process that is behind: gauges shall be right within about that time."""
+
+EngineKey = tuple[str, str]
+
+
+@dataclass(eq=False)
+class Member:
+    """What one process has told."""
+
+    until: float = 0.0
+    """Monotonic seconds, on the clock that all processes of a host share, up to which it has told everything."""
+    engines: set[EngineKey] = field(default_factory=set)
+
+
+class Merger:
+    """Takes what each process tells and hands it to the collector as if one had told it all.
+
+    The scheduler stats of each step reach exactly one of an engine's processes, so that together they are whole.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._members: dict[str, Member] = {}
+        self._facts: dict[EngineKey, Facts] = {}
+        self._slept: dict[EngineKey, float] = {}
+        """When each engine was last said to be in a state, Unix seconds."""
+        self._held: list[tuple[float, int, Step]] = []
+        self._serial = itertools.count()
+
+    def take(self, process: str, records: Sequence[Record], until: float) -> None:
+        """Take what a process tells, oldest first: all that it knows up to `until`, monotonic seconds."""
+        pause = Pace().breathe
+        with self._lock:
+            member = self._members.setdefault(process, Member())
+            member.until = max(member.until, until)
+            passed = [record for record in records if self._passes(record, member)]
+            self._collector.add(passed, pause)
+            self._release(pause)
+
+    def leave(self, process: str) -> None:
+        """Forget a process; engines that no other has are gone."""
+        pause = Pace().breathe
+        with self._lock:
+            member = self._members.pop(process, Member())
+            self._release(pause)
+            self._collector.add([Gone(*key) for key in sorted(member.engines) if self._is_gone(key)], pause)
+
+    def _passes(self, record: Record, member: Member) -> bool:
+        """Tell whether a record goes to the collector at once."""
+        if isinstance(record, Step):
+            heappush(self._held, (record.clock, next(self._serial), record))
+            return False
+        if isinstance(record, Facts):
+            return self._is_news(record, member)
+        if isinstance(record, Sleep):
+            key = (record.model, record.engine)
+            latest = record.time >= self._slept.get(key, 0.0)
+            self._slept[key] = max(record.time, self._slept.get(key, 0.0))
+            return latest
+        if isinstance(record, Gone):
+            member.engines.discard((record.model, record.engine))
+            return self._is_gone((record.model, record.engine))
+        return True
+
+    def _is_news(self, facts: Facts, member: Member) -> bool:
+        """Tell whether facts are not those that another process of the engine has told."""
+        facts.alone = True
+        key = (facts.model, facts.engine)
+        member.engines.add(key)
+        known, self._facts[key] = self._facts.get(key), facts
+        return known is None or _without_startup(known) != _without_startup(facts)
+
+    def _is_gone(self, key: EngineKey) -> bool:
+        if any(key in member.engines for member in self._members.values()):
+            return False
+        self._slept.pop(key, None)
+        return self._facts.pop(key, None) is not None
+
+    def _release(self, pause: Callable[[], None]) -> None:
+        """Hand the steps on before which none can come any more."""
+        told = min((member.until for member in self._members.values()), default=float("inf"))
+        horizon = max(told, time.monotonic() - LONGEST_HOLD)
+        steps = []
+        while self._held and self._held[0][0] <= horizon:
+            steps.append(heappop(self._held)[2])
+        self._collector.add(steps, pause)
+
+
+def _without_startup(facts: Facts) -> Facts:
+    return msgspec.structs.replace(facts, startup=None)

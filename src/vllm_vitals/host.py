@@ -1,0 +1,64 @@
+"""The collector of a whole deployment: what serving processes send comes in here, the exporters show it."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.collector.merge import Merger
+from vllm_vitals.exporters.exporter import Exporter, stop_all
+from vllm_vitals.logs import LOGGER
+from vllm_vitals.step import Record
+from vllm_vitals.wire.receiver import Peer, Receiver
+
+
+class Host:
+    """A collector, the socket that feeds it, and its exporters."""
+
+    def __init__(self, collector: Collector, socket: Path) -> None:
+        self.socket = socket
+        self.exporters: dict[str, Exporter] = {}
+        self._collector = collector
+        self._merger = Merger(collector)
+        self._receiver = Receiver(socket, uuid.uuid4().hex, self._take, self._gone, self._broken)
+
+    def start(self, exporters: Mapping[str, Callable[[], Exporter]]) -> None:
+        """Begin to listen and to export; `exporters` makes each exporter by its name.
+
+        Raises:
+            OSError: when the socket cannot be had; the message names it.
+        """
+        self._receiver.start()
+        for name, make in exporters.items():
+            self.expose(name, make)
+
+    def expose(self, name: str, make: Callable[[], Exporter]) -> None:
+        """Start one exporter unless it runs."""
+        if name not in self.exporters:
+            self.exporters[name] = make()
+            self.exporters[name].start()
+
+    def stop(self) -> None:
+        """Take nothing more, then end the exporters, which may push once more."""
+        self._receiver.stop()
+        stop_all(self.exporters)
+
+    def abandon(self) -> None:
+        """Let go of what a fork copied, without touching threads or locks."""
+        self._receiver.abandon()
+        for exporter in self.exporters.values():
+            exporter.abandon()
+
+    def problem(self) -> str:
+        """Return why nothing can come in, `""` when all is well."""
+        return "" if self._receiver.ready else f"the socket {self.socket} is not there"
+
+    def _take(self, peer: Peer, records: Sequence[Record], until: float) -> None:
+        self._merger.take(peer.process, records, until)
+
+    def _gone(self, peer: Peer) -> None:
+        LOGGER.warning("Serving process %s (pid %d) is gone", peer.name, peer.pid)
+        self._merger.leave(peer.process)
+
+    def _broken(self) -> None:
+        self._collector.count_error("wire")

@@ -1,0 +1,88 @@
+"""vLLM's page, again and again, into a collector of ours."""
+
+import threading
+import time
+
+from vllm_vitals.catalog import CATALOG, engine
+from vllm_vitals.catalog.metric import Key
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.feed.pace import Pace
+from vllm_vitals.logs import LOGGER
+from vllm_vitals.native.download import DownloadError, shown
+from vllm_vitals.native.mapping import missing
+from vllm_vitals.native.page import Page, PageError
+from vllm_vitals.native.source import NativeSource
+from vllm_vitals.settings import NativeSettings
+
+
+class Poller:
+    """Fetches on a thread of its own; an outage is told once, and its end."""
+
+    def __init__(self, collector: Collector, url: str, settings: NativeSettings) -> None:
+        self._collector = collector
+        self._shown = shown(url)
+        self._interval = settings.interval
+        self._page = Page(url, settings.timeout)
+        self._source = NativeSource(collector.store)
+        self._engines: set[Key] = set()
+        self._failures = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vitals-native", daemon=True)
+
+    def start(self) -> None:
+        """Begin to fetch, at once for the first time."""
+        absent = sorted(metric.name for metric, _ in missing(CATALOG))
+        LOGGER.info(
+            "vLLM's own metrics of %s are shown under our names; they do not tell: %s", self._shown, ", ".join(absent)
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after the fetch in progress or its timeout."""
+        self._stopped.set()
+        self._thread.join(1.0)
+
+    def problem(self) -> str:
+        """Return why nothing comes in, `""` when all is well."""
+        return f"{self._shown} could not be fetched {self._failures} times in a row" if self._failures else ""
+
+    def poll(self) -> None:
+        """Fetch once and take in what came; gauges go while nothing comes."""
+        pause = Pace().breathe
+        try:
+            self._page.refresh(pause)
+            self._source.take(self._page.collect(), self._page.time, pause)
+        except (DownloadError, PageError) as error:
+            self._fail(error)
+        else:
+            self._succeed()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.poll()
+            except Exception:  # noqa: BLE001 - the thread must go on
+                self._collector.error("read", "vLLM's own metrics could not be taken in", key="native-poll")
+            self._stopped.wait(self._interval)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failures:
+            LOGGER.warning("vLLM's own metrics cannot be had, trying again every %g s: %s", self._interval, error)
+        self._failures += 1
+        self._collector.count_error("read")
+        self._source.take((), time.time())
+        self._say(0.0)
+
+    def _succeed(self) -> None:
+        if self._failures:
+            LOGGER.info("vLLM's own metrics can be had again after %d failures", self._failures)
+        self._failures = 0
+        with self._collector.store.lock:
+            self._engines |= set(self._collector.store[engine.RUNNING].cells)
+        self._say(1.0)
+
+    def _say(self, up: float) -> None:
+        """Tell whether the engines that were ever on the page are there."""
+        with self._collector.store.lock:
+            for scope in self._engines:
+                self._collector.store[engine.UP].number(scope).set(up, time.time())

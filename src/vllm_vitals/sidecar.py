@@ -1,0 +1,78 @@
+"""A collector of its own process: beside vLLM, for it, and it outlives it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_vitals import __version__
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.exporter import Exporter, stop_all
+from vllm_vitals.exporters.prometheus import PrometheusExporter
+from vllm_vitals.host import Host
+from vllm_vitals.logs import LOGGER
+from vllm_vitals.native.poller import Poller
+from vllm_vitals.settings import Settings
+
+NAME = "sidecar"
+NATIVE = "native"
+
+
+class StepSidecar:
+    """Collects for the serving processes that send their steps to a socket."""
+
+    def __init__(self, settings: Settings, socket: Path) -> None:
+        self._collector = Collector(settings, process=NAME)
+        self._settings = settings
+        self._host = Host(self._collector, socket)
+
+    def start(self) -> None:
+        """Begin to listen and to export.
+
+        Raises:
+            OSError: when the socket cannot be had; the message names it.
+        """
+        self._host.start(exporters(self._settings, self._collector, self._host.problem))
+        LOGGER.info("Sidecar %s takes steps at %s", __version__, self._host.socket)
+
+    def stop(self) -> None:
+        """Take nothing more, push once more, and end in bounded time."""
+        self._host.stop()
+
+
+class NativeSidecar:
+    """Shows vLLM's own metrics under our names, where no plugin can load."""
+
+    def __init__(self, settings: Settings, url: str) -> None:
+        self._collector = Collector(settings, process=NAME, source=NATIVE)
+        self._poller = Poller(self._collector, url, settings.native)
+        marked = {"vitals.source": NATIVE, **settings.otlp.resource}
+        settings = settings.model_copy(update={"otlp": settings.otlp.model_copy(update={"resource": marked})})
+        self._exporters = {
+            name: make() for name, make in exporters(settings, self._collector, self._poller.problem).items()
+        }
+
+    def start(self) -> None:
+        """Begin to fetch and to export."""
+        self._poller.start()
+        for exporter in self._exporters.values():
+            exporter.start()
+
+    def stop(self) -> None:
+        """Fetch nothing more, push once more, and end in bounded time."""
+        self._poller.stop()
+        stop_all(self._exporters)
+
+
+def exporters(
+    settings: Settings, collector: Collector, problem: Callable[[], str]
+) -> dict[str, Callable[[], Exporter]]:
+    """Return what makes each exporter that the settings want, by its name; `problem` tells why nothing comes in."""
+    found: dict[str, Callable[[], Exporter]] = {}
+    if settings.prometheus.enabled:
+        found["prometheus"] = lambda: PrometheusExporter(collector, settings.prometheus, problem)
+    if settings.otlp.enabled and settings.otlp.endpoint:
+        from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
+
+        started = time.monotonic()
+        found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
+    return found
