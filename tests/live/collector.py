@@ -21,8 +21,8 @@ Labels = frozenset[tuple[str, str]]
 DELTA = 1
 
 
-class Sink:
-    """An OTLP/HTTP receiver in this process: totals by metric and attributes, whatever the temporality."""
+class Totals:
+    """What pushes add up to, by metric and attributes, whatever the temporality."""
 
     def __init__(self) -> None:
         self.totals: dict[str, dict[Labels, float]] = defaultdict(dict)
@@ -30,6 +30,35 @@ class Sink:
         self.described: dict[str, tuple[str, str]] = {}
         self.resources: set[Labels] = set()
         self.pushes = 0
+
+    def take(self, request: ExportMetricsServiceRequest) -> None:
+        self.pushes += 1
+        for group in request.resource_metrics:
+            self.resources.add(_labels(group.resource.attributes))
+            for metric in (metric for scope in group.scope_metrics for metric in scope.metrics):
+                kind = metric.WhichOneof("data")
+                self.described[metric.name] = (kind, metric.unit)
+                data = getattr(metric, kind)
+                for point in data.data_points:
+                    self._add(metric.name, point, added=getattr(data, "aggregation_temporality", 0) == DELTA)
+
+    def _add(self, name: str, point: Any, *, added: bool) -> None:
+        labels = _labels(point.attributes)
+        value = point.sum if hasattr(point, "count") else point.as_double or float(point.as_int)
+        self.totals[name][labels] = value + (self.totals[name].get(labels, 0.0) if added else 0.0)
+        if hasattr(point, "count"):
+            self.counts[name][labels] = point.count + (self.counts[name].get(labels, 0) if added else 0)
+
+    def total(self, name: str) -> float:
+        """Return a metric's sum over its series, NaN without any."""
+        return math.fsum(self.totals[name].values()) if self.totals.get(name) else math.nan
+
+
+class Sink(Totals):
+    """An OTLP/HTTP receiver in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
         sink = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -55,28 +84,6 @@ class Sink:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    def take(self, request: ExportMetricsServiceRequest) -> None:
-        self.pushes += 1
-        for group in request.resource_metrics:
-            self.resources.add(_labels(group.resource.attributes))
-            for metric in (metric for scope in group.scope_metrics for metric in scope.metrics):
-                kind = metric.WhichOneof("data")
-                self.described[metric.name] = (kind, metric.unit)
-                data = getattr(metric, kind)
-                for point in data.data_points:
-                    self._add(metric.name, point, added=getattr(data, "aggregation_temporality", 0) == DELTA)
-
-    def _add(self, name: str, point: Any, *, added: bool) -> None:
-        labels = _labels(point.attributes)
-        value = point.sum if hasattr(point, "count") else point.as_double or float(point.as_int)
-        self.totals[name][labels] = value + (self.totals[name].get(labels, 0.0) if added else 0.0)
-        if hasattr(point, "count"):
-            self.counts[name][labels] = point.count + (self.counts[name].get(labels, 0) if added else 0)
-
-    def total(self, name: str) -> float:
-        """Return a metric's sum over its series, NaN without any."""
-        return math.fsum(self.totals[name].values()) if self.totals.get(name) else math.nan
 
 
 def _labels(attributes: Any) -> Labels:

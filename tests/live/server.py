@@ -7,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from urllib.request import ProxyHandler, build_opener
@@ -111,6 +112,25 @@ class VllmServer:
     def vitals_text(self) -> str:
         """Return the page of this project's endpoint."""
         return fetch(self.vitals_url)
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[list[float]]:
+        """Fill a list with what the sum of a metric is on our page, about four times a second."""
+        seen: list[float] = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(0.25):
+                lines = [line for line in self.vitals_text().splitlines() if line.startswith(f"{name}{{")]
+                seen.append(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield seen
+        finally:
+            ended.set()
+            watcher.join(10)
 
     def log_tail(self, lines: int = 40) -> str:
         """Return the last ``lines`` of the server's log."""

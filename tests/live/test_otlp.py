@@ -39,8 +39,10 @@ def pushed(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest
     try:
         with VllmServer(model, env=environment) as server:
             put_load(server, count=30)
+            assert eventually(lambda: " failed: " in server.log.read_text())
             rotel.start()
             put_load(server, count=30, seed=1)
+            assert eventually(lambda: sink.pushes > 0)
             rotel.kill()
             put_load(server, count=30, seed=2)
             time.sleep(3)

@@ -1,66 +1,114 @@
-"""Two API servers before one engine: each shows its share on a port of its own, and the shares add up."""
+"""Several API servers, several engines: one page, one identity, and together they say what the client counted."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.live.collector import Sink
 from tests.live.conftest import put_load
 from tests.live.load import LoadReport
-from tests.live.pages import eventually
-from tests.live.server import VllmServer, fetch
-from tests.parity import Samples, parse, value
+from tests.live.pages import eventually, settled
+from tests.live.server import VllmServer
+from tests.parity import Samples, differences, parse, value
 
-STALE_AFTER = 2.0
+LAYOUTS = {
+    "1-engine-2-servers": ("--api-server-count=2",),
+    "2-engines-2-servers": ("--data-parallel-size=2", "--api-server-count=2"),
+    "2-engines-1-server": ("--data-parallel-size=2", "--api-server-count=1"),
+}
+
+
+class Deployment:
+    """A running vLLM of one layout, where it pushes to, and what it was asked."""
+
+    def __init__(self, name: str, server: VllmServer, sink: Sink) -> None:
+        self.engines, self.servers = int(name[0]), int(name.split("-")[2])
+        self.server = server
+        self.sink = sink
+        self.most_running = 0.0
+        self.load = LoadReport()
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def deployment(request: pytest.FixtureRequest, model: Path) -> Iterator[Deployment]:
+    sink = Sink()
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
+    try:
+        with VllmServer(model, args=LAYOUTS[request.param], env=environment) as server:
+            made = Deployment(request.param, server, sink)
+            with server.watching("vllm_engine_requests_running") as seen:
+                made.load = put_load(server, count=60, disconnects=False)
+            made.most_running = max(seen)
+            yield made
+    finally:
+        sink.close()
 
 
 @pytest.fixture(scope="module")
-def servers(model: Path) -> Iterator[tuple[VllmServer, LoadReport]]:
-    environment = {"VITALS_STALE_AFTER": str(STALE_AFTER)}
-    with VllmServer(model, args=("--api-server-count=2",), env=environment) as running:
-        yield running, put_load(running, count=60, disconnects=False)
+def pages(deployment: Deployment) -> tuple[Samples, Samples]:
+    return settled(deployment.server)
 
 
-def pages(server: VllmServer) -> list[Samples]:
-    return [parse(fetch(f"http://127.0.0.1:{server.vitals_port + rank}/metrics")) for rank in (0, 1)]
+def test_every_number_is_that_of_vllms_merged_page(pages: tuple[Samples, Samples]) -> None:
+    native, ours = pages
+    assert list(differences(native, ours)) == []
 
 
-def total(server: VllmServer, name: str) -> float:
-    return sum(value(page, name) for page in pages(server))
+def test_every_number_is_what_the_client_counted(deployment: Deployment, pages: tuple[Samples, Samples]) -> None:
+    _, ours = pages
+    load = deployment.load
+    assert value(ours, "vllm_requests_finished_total") == sum(load.finished.values())
+    assert value(ours, "vllm_request_output_tokens_sum") == load.completion_tokens
+    assert value(ours, "vllm_tokens_prompt_total") == load.engine_prompt_tokens
 
 
-def test_the_shares_add_up_to_what_the_client_counted(servers: tuple[VllmServer, LoadReport]) -> None:
-    server, load = servers
-    finished = sum(load.finished.values())
-    assert eventually(lambda: total(server, "vllm_requests_finished_total") == finished)
-    assert total(server, "vllm_request_output_tokens_sum") == load.completion_tokens
-    assert total(server, "vllm_tokens_prompt_total") == load.engine_prompt_tokens
-    assert min(value(page, "vllm_requests_finished_total") for page in pages(server)) > 0
+def test_gauges_were_right_while_it_ran_and_are_nothing_after(
+    deployment: Deployment, pages: tuple[Samples, Samples]
+) -> None:
+    _, ours = pages
+    assert 0 < deployment.most_running <= 8 * 4  # as many requests at once as the load sends, of a few sequences each
+    engines = {dict(labels)["engine"] for labels in ours["vllm_engine_requests_running"]}
+    assert engines == {str(engine) for engine in range(deployment.engines)}
+    assert value(ours, "vllm_engine_requests_running") == 0
+    assert value(ours, "vllm_kv_cache_usage_ratio") == 0
+    assert value(ours, "vllm_engine_up") == deployment.engines
 
 
-def test_the_shares_add_up_to_vllms_own_page(servers: tuple[VllmServer, LoadReport]) -> None:
-    server, _ = servers
-    native = parse(server.metrics_text())
-    for theirs, ours in (
-        ("vllm:generation_tokens_total", "vllm_tokens_generation_total"),
-        ("vllm:prefix_cache_queries_total", "vllm_prefix_cache_queried_tokens_total"),
-        ("vllm:e2e_request_latency_seconds_count", "vllm_request_duration_seconds_count"),
-    ):
-        assert total(server, ours) == value(native, theirs), theirs
-
-
-def test_no_gauge_of_an_idle_engine_stays_up(servers: tuple[VllmServer, LoadReport]) -> None:
-    server, _ = servers
-
-    def quiet() -> bool:
-        # Gone where the latest word was of work, nothing where it was of none.
-        return not any(value(page, "vllm_engine_requests_running") > 0 for page in pages(server))
-
-    assert eventually(quiet, STALE_AFTER + 5)
-
-
-def test_neither_fights_for_the_others_port(servers: tuple[VllmServer, LoadReport]) -> None:
-    server, _ = servers
-    log = server.log.read_text()
+def test_there_is_one_endpoint_and_no_fight_for_it(deployment: Deployment) -> None:
+    log = deployment.server.log.read_text()
+    assert log.count("vllm-vitals: Scrape endpoint:") == 1
+    assert log.count("vllm-vitals: OTLP push:") == 1
     assert "No scrape endpoint" not in log
-    assert log.count("vllm-vitals: Scrape endpoint:") == 2
+    assert log.count("holds the collector") == (deployment.servers > 1)
+
+
+def test_there_is_one_identity_whose_totals_are_the_pages(
+    deployment: Deployment, pages: tuple[Samples, Samples]
+) -> None:
+    _, ours = pages
+    assert len(deployment.sink.resources) == 1
+    assert eventually(
+        lambda: deployment.sink.total("vllm.tokens.generation") == value(ours, "vllm_tokens_generation_total")
+    )
+
+
+def test_nothing_was_dropped_and_each_process_speaks_for_itself(
+    deployment: Deployment, pages: tuple[Samples, Samples]
+) -> None:
+    _, ours = pages
+    assert value(ours, "vitals_steps_dropped_total") == 0
+    assert value(ours, "vitals_errors_total") == 0
+    hooks = ours["vitals_hook_duration_seconds_total"]
+    assert {dict(labels)["process"] for labels in hooks} == {str(rank) for rank in range(deployment.servers)}
+
+
+def test_the_page_is_up_to_date_within_a_second(deployment: Deployment) -> None:
+    before = value(parse(deployment.server.vitals_text()), "vllm_requests_finished_total")
+    sent = put_load(deployment.server, count=1, disconnects=False, seed=5)
+    finished = sum(sent.finished.values())
+
+    def there() -> bool:
+        return value(parse(deployment.server.vitals_text()), "vllm_requests_finished_total") == before + finished
+
+    assert eventually(there, 1.5)

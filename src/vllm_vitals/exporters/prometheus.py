@@ -154,16 +154,14 @@ class PrometheusExporter:
 
 
 def listen(settings: PrometheusSettings, app: ScrapeApp) -> list[Server]:
-    """Return running servers, one for each address of the host; `localhost` may be both 127.0.0.1 and ::1.
+    """Return running servers, one for each address of the host.
 
     Raises:
         OSError: when the host is unknown, the port is taken, or a TLS file cannot be used.
     """
     context = tls_context(settings)
-    found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
     servers: list[Server] = []
-    for address in addresses:
+    for address in addresses(settings.host):
         try:
             servers.append(_bind(address, servers[0].server_port if servers else settings.port, context, app))
         except OSError:
@@ -173,6 +171,19 @@ def listen(settings: PrometheusSettings, app: ScrapeApp) -> list[Server]:
     for server in servers:
         threading.Thread(target=server.serve, name="vitals-scrapes", daemon=True).start()
     return servers
+
+
+def addresses(host: str) -> list[str]:
+    """Return the addresses of a host, IPv4 first; `localhost` may be both 127.0.0.1 and ::1.
+
+    Raises:
+        OSError: when it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"not a host name: {error}") from error
+    return sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
 
 
 def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:

@@ -50,9 +50,9 @@ class ScrapeApp:
         path = environ.get("PATH_INFO", "").rstrip("/")
         if path == "/metrics":
             return self._metrics(environ)
-        if path == "/healthz":
+        if path in ("/healthz", "/readyz"):
             return self._health()
-        return "404 Not Found", [("Content-Type", PLAIN)], b"there are /metrics and /healthz\n"
+        return "404 Not Found", [("Content-Type", PLAIN)], b"there are /metrics, /healthz and /readyz\n"
 
     def _metrics(self, environ: Environ) -> Answer:
         start = time.perf_counter()

@@ -30,7 +30,9 @@ LONGEST_PAUSE = 300.0
 GRACE = 2.0
 """Seconds beyond its timeout after which a push that has not come back is given up."""
 MOST_STUCK = 3
-"""Pushes that may be stuck with a peer that answers byte by byte; then no more until one comes back."""
+"""Pushes that may be stuck with a peer that answers byte by byte; then no more for a while."""
+MOST_KINDS = 5
+"""Kinds of failure that are logged in one outage."""
 
 Connect = Callable[[Target, float], Transport]
 
@@ -69,7 +71,8 @@ class OtlpExporter:
         )
         self._native = native
         self._transport: Transport | None = None
-        self._stuck: list[threading.Thread] = []
+        self._stuck: dict[threading.Thread, float] = {}
+        """Pushes that did not come back, and the monotonic seconds when they were given up."""
         self._stopped = threading.Event()
         self._end = math.inf
         """Monotonic seconds by which the last push has to be done."""
@@ -153,16 +156,18 @@ class OtlpExporter:
         if self._stopped.is_set():
             _deliver(transport, data, answers)  # whoever stops us does not wait longer than the bound
             return answers[0]
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
-        if len(self._stuck) >= MOST_STUCK:
+        now = time.monotonic()
+        self._stuck = {thread: since for thread, since in self._stuck.items() if thread.is_alive()}
+        # After a while the next one is let go in any case: there may be a good receiver by now.
+        if sum(now - since < LONGEST_PAUSE for since in self._stuck.values()) >= MOST_STUCK:
             return Answer(error=f"{MOST_STUCK} earlier pushes still wait for their answers to end", kind="stuck")
         thread = threading.Thread(target=_deliver, args=(transport, data, answers), daemon=True, name="vitals-push")
         thread.start()
         self._await(thread, timeout + GRACE)
         if not answers:
-            self._stuck.append(thread)
+            self._stuck[thread] = time.monotonic()
             self._transport = None
-            return Answer(error=f"no answer within {timeout + GRACE:g} s", kind="timeout")
+            return Answer(error=f"no answer within {time.monotonic() - now:.1f} s", kind="timeout")
         if not answers[0].ok:
             self._close()  # and connect anew: the peer may have moved, or have a new certificate
         return answers[0]
@@ -196,20 +201,14 @@ class OtlpExporter:
         shown = self._target.shown
         if not answer.ok:
             self._failures += 1
-            if answer.kind not in self._said:
+            if self._stopped.is_set() or (answer.kind not in self._said and len(self._said) < MOST_KINDS):
                 self._said.add(answer.kind)
-                then = (
-                    "It will fail until the setting or the receiver is changed; trying on at every interval"
-                    if answer.permanent
-                    else "Trying again at every interval"
-                )
                 level = logging.ERROR if answer.permanent else logging.WARNING
-                LOGGER.log(
-                    level, "OTLP push to %s failed: %s. %s; nothing is lost meanwhile", shown, answer.error, then
-                )
+                LOGGER.log(level, "OTLP push to %s failed: %s. %s", shown, answer.error, self._outlook(answer))
             return
         if self._failures:
-            LOGGER.info("OTLP push to %s succeeds again after %d failures", shown, self._failures)
+            times = "1 failure" if self._failures == 1 else f"{self._failures} failures"
+            LOGGER.info("OTLP push to %s succeeds again after %s", shown, times)
             self._failures = 0
             self._said.clear()
         partial = bool(answer.rejected or answer.warning)
@@ -217,6 +216,19 @@ class OtlpExporter:
             reason = answer.warning or "it does not say why"
             LOGGER.warning("OTLP receiver %s took a push without %d of its points: %s", shown, answer.rejected, reason)
         self._partial = partial
+
+
+    def _outlook(self, answer: Answer) -> str:
+        """Return what comes after a failure."""
+        if self._stopped.is_set():
+            return "This process ends: what was not pushed before is lost"
+        if answer.permanent:
+            then = "It will fail until the setting or the receiver is changed; trying on at every interval"
+        elif answer.retry_after > self._settings.interval:
+            then = f"Trying again in {min(answer.retry_after, LONGEST_PAUSE):.0f} s, as it asks"
+        else:
+            then = "Trying again at every interval"
+        return f"{then}; nothing is lost meanwhile"
 
 
 def otlp_exporter(

@@ -6,13 +6,14 @@ a minute, is shown to it as final.
 
 import logging
 import math
+import re
 import threading
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
-import grpc
+from vllm_vitals.exporters.otlp.grpc_quietly import grpc  # isort: skip - before whatever else imports it
 import requests
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -25,6 +26,8 @@ from opentelemetry.sdk.metrics.export import MetricsData
 
 from vllm_vitals.exporters.otlp.target import Target
 
+NO_CONTENT = 204
+HTTP_1_1 = 11
 FINAL = 400
 """The status that an exporter is shown for a failure."""
 TRANSIENT_HTTP = (408, 429, 500, 502, 503, 504)
@@ -92,7 +95,8 @@ class _Session(requests.Session):
             response = super().send(request, **kwargs)
             body = _bounded(response, deadline)
         except (requests.RequestException, OSError) as error:
-            self.answer = Answer(error=_reason(error), kind=type(error).__name__)
+            reason = _innermost(error)
+            self.answer = Answer(error=f"{type(reason).__name__}: {reason}"[:300], kind=type(reason).__name__)
             return _final()
         self.answer = _http_answer(response, body)
         return response if self.answer.ok else _final()
@@ -121,15 +125,28 @@ def _final() -> requests.Response:
 def _http_answer(response: requests.Response, body: bytes) -> Answer:
     status = response.status_code
     if 200 <= status < 300:  # noqa: PLR2004
+        if not _is_whole(response):
+            return Answer(error=f"HTTP {status}, but the answer was cut off", kind="cut off")
         return _taken(body) if "protobuf" in response.headers.get("Content-Type", "protobuf") else Answer(ok=True)
     text = body[:200].decode(errors="replace").strip()
     said = f"HTTP {status} {response.reason or ''}".strip()
     return Answer(
         error=f"{said}: {text}" if text and text.isprintable() else said,
-        kind=said,
+        kind=f"HTTP {status}",
         permanent=status not in TRANSIENT_HTTP,
         retry_after=_seconds(response.headers.get("Retry-After", "")),
     )
+
+
+def _is_whole(response: requests.Response) -> bool:
+    """Tell whether the head of an answer came to its end: the client takes the end of the connection for it.
+
+    Only a server that says that it closes the connection, or speaks HTTP/1.0, may leave out how long its answer is.
+    """
+    headers = response.headers
+    if "Content-Length" in headers or "Transfer-Encoding" in headers or response.status_code == NO_CONTENT:
+        return True
+    return bool(headers) and (response.raw.version < HTTP_1_1 or headers.get("Connection", "").lower() == "close")
 
 
 def _taken(body: bytes) -> Answer:
@@ -160,14 +177,14 @@ def _seconds(header: str) -> float:
         return 0.0
 
 
-def _reason(error: BaseException) -> str:
-    """Return the innermost reason of a failed request in a few words."""
+def _innermost(error: BaseException) -> BaseException:
+    """Return the innermost reason of a failed request."""
     while True:
         inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
         if not isinstance(inner, BaseException) or inner is error:
             break
         error = inner
-    return f"{type(error).__name__}: {error}"[:300]
+    return error
 
 
 class HttpTransport:
@@ -231,7 +248,8 @@ def _grpc_answer(error: Any) -> Answer:
     code = error.code().name
     return Answer(
         error=f"gRPC {code}: {error.details()}"[:300],
-        kind=f"gRPC {code}",
+        # Of one cause only numbers differ: ports, hashes.
+        kind=re.sub(r"\w*\d\w*", "", f"gRPC {code}: {error.details()}")[:200],
         permanent=code in PERMANENT_GRPC,
         retry_after=_retry_delay(error.trailing_metadata() or ()),
     )
@@ -253,11 +271,17 @@ def _retry_delay(metadata: Any) -> float:
 
 
 def _redacted(answer: Answer, target: Target) -> Answer:
-    """Return an answer without the headers' values: some receivers repeat a token that they refuse."""
+    """Return an answer fit for a log: on one line, without the headers' values, which some receivers repeat."""
     for secret in filter(None, target.headers.values()):
         answer.error = answer.error.replace(secret, "***")
         answer.warning = answer.warning.replace(secret, "***")
+    answer.error, answer.warning = printable(answer.error), printable(answer.warning)
     return answer
+
+
+def printable(text: str) -> str:
+    """Return a peer's words with whatever is not printable escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class GrpcTransport:
