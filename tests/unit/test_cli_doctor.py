@@ -80,6 +80,7 @@ def test_ready_tells_where_the_metrics_will_be(only):
         run(**environ).output.splitlines()[-1] == "Ready: nothing failed. Metrics will be at http://[::1]:9500/metrics"
     )
     assert run("--", "--headless").output.splitlines()[-1] == "Ready: nothing failed."
+    assert run(VITALS_WIRE__SIDECAR="/run/vitals/s.sock").output.splitlines()[-1] == "Ready: nothing failed."
 
 
 def test_a_check_that_breaks_does_not_hide_the_others(monkeypatch):

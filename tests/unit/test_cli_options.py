@@ -39,9 +39,11 @@ def test_secrets_are_not_shown():
     environ = {
         "VITALS_OTLP__ENDPOINT": "http://me:t0psecret@c:4318/x",
         "OTEL_EXPORTER_OTLP_HEADERS": "api-key=t0psecret",
+        "VITALS_NATIVE__URL": "http://me:t0psecret@v:8000/metrics",
     }
     (finding,) = look(**environ)
     assert "otlp.endpoint = http://c:4318/x (from VITALS_OTLP__ENDPOINT)" in finding.found
+    assert "native.url = http://v:8000/metrics (from VITALS_NATIVE__URL)" in finding.found
     assert "otlp.headers = api-key (from OTEL_EXPORTER_OTLP_HEADERS)" in finding.found
     assert "t0psecret" not in finding.found
 

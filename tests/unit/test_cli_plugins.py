@@ -116,6 +116,19 @@ def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, 
     assert not missing or f"does not name {missing}" in finding.found
 
 
+@pytest.mark.parametrize(
+    ("listed", "status"), [(OURS, Status.OK), (PUSH, Status.OK), (f" {PUSH}", Status.FAIL), ("a", Status.FAIL)]
+)
+def test_with_a_sidecar_one_plugin_is_enough(listed, status, distribution):
+    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.vllm.plugins:OtlpVitals\n{OURS} = vllm_vitals.vllm.plugins:P")
+    environ = {
+        "VLLM_PLUGINS": listed,
+        "VITALS_OTLP__ENDPOINT": "http://c",
+        "VITALS_WIRE__SIDECAR": "/run/vitals/s.sock",
+    }
+    assert look("vllm-plugins", environ)[0].status is status
+
+
 def test_empty_filter():
     (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": ""})
     assert finding.status is Status.FAIL
@@ -134,6 +147,8 @@ def test_rust_front_end(value):
     (finding,) = look("frontend", {"VLLM_USE_RUST_FRONTEND": value})
     assert finding.status is Status.FAIL
     assert "Unset VLLM_USE_RUST_FRONTEND" in finding.advice
+    stopped = not value.isdigit()  # vLLM itself does not take it
+    assert stopped or "vllm-vitals sidecar --native-url http://HOST:8000/metrics" in finding.advice
 
 
 @pytest.mark.parametrize(("numbers", "status"), [((0, 21, 0), Status.OK), ((0, 22, 0), Status.FAIL)])

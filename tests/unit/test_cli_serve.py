@@ -9,6 +9,8 @@ from vllm_vitals.cli.checks.command import CommandError, parse
 from vllm_vitals.cli.checks.finding import Status
 from vllm_vitals.cli.checks.launch import Launch
 
+SIDECAR = {"VITALS_WIRE__SIDECAR": "/run/vitals/s.sock"}
+
 
 def look(check, words="", environ=None):
     return list(CHECKS[check](Launch(environ or {}, shlex.split(words))))
@@ -68,7 +70,7 @@ def test_a_command_line_that_cannot_be_read(words):
 def test_no_command_line_tells_what_to_expect():
     (finding,) = look("serve")
     assert finding.status is Status.SKIP
-    for word in ("offline LLM", "--headless", "several API servers", "doctor -- vllm serve"):
+    for word in ("offline LLM", "--headless", "of several API servers one collects", "doctor -- vllm serve"):
         assert word in finding.advice
 
 
@@ -84,6 +86,7 @@ def test_one_rank_of_several():
 def test_headless():
     (finding,) = look("serve", "vllm serve m --headless")
     assert (finding.status, "head node" in finding.advice) == (Status.OK, True)
+    assert "vllm-vitals sidecar --native-url" in finding.advice
     assert look("serve", "vllm serve m --headless --disable-log-stats")[1].status is Status.WARN
     for check in ("port", "reach"):
         assert look(check, "vllm serve m --headless")[0].status is Status.SKIP
@@ -91,8 +94,10 @@ def test_headless():
 
 def test_several_servers():
     (finding,) = look("serve", "vllm serve m -asc 3")
-    assert (finding.status, finding.found.startswith("3 API servers")) == (Status.OK, True)
-    assert "each shows the requests that it serves itself" in finding.advice
+    assert (finding.status, finding.advice) == (Status.OK, "")
+    assert finding.found == "3 API servers: one of them collects for all, so there is one endpoint and one push"
+    (finding,) = look("serve", "vllm serve m -asc 3", SIDECAR)
+    assert (finding.status, finding.found) == (Status.OK, "3 API servers: they send to the sidecar")
 
 
 def test_disabled_log_stats():
@@ -108,31 +113,8 @@ def test_elastic_experts():
 def test_one_supervisor_many_servers_one_port():
     words = "vllm serve m -dp 2 -dpl 2 --data-parallel-multi-port-external-lb"
     (finding,) = look("serve", words)
-    assert (finding.status, "VITALS_PROMETHEUS__PORT=0" in finding.advice) == (Status.FAIL, True)
-    assert look("serve", words, {"VITALS_PROMETHEUS__PORT": "0"})[0].status is Status.OK
-
-
-JOIN = {"VITALS_PROMETHEUS__JOIN_NATIVE": "true"}
-INCLUDE = {"VITALS_PROMETHEUS__INCLUDE_NATIVE": "true"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "words", "status"),
-    [
-        ({}, "", Status.SKIP),
-        ({**JOIN, "VITALS_PROMETHEUS__ENABLED": "false"}, "", Status.SKIP),
-        ({"VITALS_PROMETHEUS__PORT": "x"}, "", Status.SKIP),
-        (JOIN, "", Status.OK),
-        (JOIN, "-asc 2", Status.WARN),
-        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.WARN),
-        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": ""}, "", Status.WARN),
-        ({"PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.SKIP),
-        (INCLUDE, "", Status.OK),
-        (INCLUDE, "-asc 2", Status.WARN),
-    ],
-)
-def test_native(environ, words, status):
-    (finding,) = look("native", words, environ)
-    assert finding.status is status
-    if status is Status.WARN:
-        assert "VITALS_PROMETHEUS__" in finding.advice
+    assert finding.status is Status.FAIL
+    for word in ("VITALS_PROMETHEUS__PORT=0", "VITALS_WIRE__SIDECAR"):
+        assert word in finding.advice
+    for environ in ({"VITALS_PROMETHEUS__PORT": "0"}, SIDECAR):
+        assert look("serve", words, environ)[0].status is Status.OK

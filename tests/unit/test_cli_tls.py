@@ -55,6 +55,13 @@ def test_wrong_settings(tmp_path):
     assert finding.status is Status.SKIP
 
 
+def test_a_sidecar_has_the_files(files):
+    cert, key = files(90)
+    environ = {"VITALS_PROMETHEUS__TLS_CERT": str(cert), "VITALS_PROMETHEUS__TLS_KEY": str(key)}
+    (finding,) = CHECKS["tls"](Launch({"VITALS_WIRE__SIDECAR": "/run/vitals/s.sock", **environ}))
+    assert (finding.status, "the sidecar listens" in finding.found) == (Status.SKIP, True)
+
+
 def test_good(files):
     (finding,) = look(*files(90))
     assert finding.status is Status.OK

@@ -34,7 +34,7 @@ def test_page_is_fresh(name):
     assert page(name) == MAKERS[name](), f"docs/{name}.md is stale; run: {command}"
 
 
-@pytest.mark.parametrize("name", [*MAKERS, "otlp"])
+@pytest.mark.parametrize("name", [*MAKERS, "otlp", "processes"])
 def test_tables_are_even(name):
     """A pipe that is not escaped would shift every cell after it."""
     for table in re.findall(r"(?:^\|.*\n)+", page(name), re.MULTILINE):
@@ -90,6 +90,19 @@ def test_the_page_of_the_push_names_variables_and_settings_that_there_are():
     assert set(re.findall(r"`(otlp\.\w+)`", text)) <= {each.key for each in listed}
     names = {metric.prometheus for metric in CATALOG}
     assert set(re.findall(r"`(vitals_\w+_total)`", text)) <= names
+
+
+def test_the_page_of_the_processes_names_what_there_is():
+    text = page("processes")
+    listed = [setting for _, _, inside in sections() for setting in inside]
+    assert set(re.findall(r"\bVITALS_\w+\b", text)) <= {each.variable for each in listed}
+    keys = {each.key for each in listed}
+    assert set(re.findall(r"`((?:prometheus|otlp|wire|native)\.\w+)`", text)) <= keys
+    assert {"queue_size", "strict", "buckets", "stale_after", "exemplars"} <= keys
+    names = {metric.prometheus for metric in CATALOG}
+    assert set(re.findall(r"\b(vitals_\w+|vllm_\w+_\w+|vllm_engine_up)\b", text)) <= names
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (DOCS / link).exists()
 
 
 def test_the_destinations_are_read_as_the_page_says():

@@ -275,18 +275,22 @@ def test_each_scrape_is_up_to_date(serve: Callable[..., Endpoint]) -> None:
 
 # --- Health
 
+HEALTH = ("/healthz", "/readyz")
+
 
 def test_health_is_ok_while_the_feeder_drains(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
-    assert endpoint.ask("/healthz")[0::2] == (200, b"ok\n")
+    for path in HEALTH:
+        assert endpoint.ask(path)[0::2] == (200, b"ok\n")
 
 
 def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
     endpoint.runtime.feed.stop()
-    status, _, body = endpoint.ask("/healthz")
-    assert status == 503
-    assert b"feeder" in body
+    for path in HEALTH:
+        status, _, body = endpoint.ask(path)
+        assert status == 503
+        assert b"feeder" in body
     assert endpoint.ask()[0] == 200
 
 

@@ -97,7 +97,7 @@ def _entry(finding: Finding) -> dict[str, str]:
 
 def _url(launch: Launch) -> str:
     settings = launch.prometheus
-    if settings is None or not settings.enabled or not settings.port or launch.api_servers < 1:
+    if settings is None or not settings.enabled or not settings.port or launch.sidecar or launch.api_servers < 1:
         return ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}/metrics"

@@ -56,7 +56,7 @@ export VITALS_BUCKETS='{"time_to_first_token": [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]
 export VITALS_GEN_AI__ENABLED=false
 ```
 
-With several API servers in one vLLM each listens on a port of its own: the set one, the next, and so on.
+[Processes](processes.md) tells whose settings count where there are several API servers or a sidecar.
 
 [Push over OTLP](otlp.md) tells how to switch the push on, and what each backend needs.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from vllm_vitals.cli.checks import endpoint, installation, otlp, plugins, serve, tls
+from vllm_vitals.cli.checks import endpoint, installation, native, otlp, plugins, serve, tls, wire
 from vllm_vitals.cli.checks.finding import Finding
 from vllm_vitals.cli.checks.launch import Launch, settings
 
@@ -19,6 +19,8 @@ CHECKS: dict[str, Check] = {
     "port": endpoint.port,
     "reach": endpoint.reach,
     "tls": tls.tls,
-    "native": serve.native,
+    "wire": wire.wire,
+    "native": native.together,
+    "native-url": native.url,
     "otlp": otlp.receiver,
 }

@@ -11,6 +11,7 @@ from vllm_vitals.cli.checks import holder
 from vllm_vitals.cli.checks.command import DEFAULT_PORT
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.exporters.prometheus import addresses
 from vllm_vitals.settings import PrometheusSettings
 
 HIGHEST = 65535
@@ -19,30 +20,38 @@ CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
 def port(launch: Launch) -> Iterator[Finding]:
-    """Check that the port of every API server can be listened on, by listening on it."""
+    """Check that the port can be listened on, by listening on it; several API servers need one port together."""
     settings = _listening(launch)
     if isinstance(settings, Finding):
         yield settings
         return
-    found = addresses(settings.host)
-    if isinstance(found, OSError):
-        yield _bad_host(launch, settings.host, found)
-    elif not settings.port:
+    try:
+        found = addresses(settings.host)
+    except OSError as error:
+        yield _bad_host(launch, settings.host, error)
+        return
+    if not settings.port:
         yield warn(
             "prometheus.port is 0: the system chooses a port, and a scraper cannot know which",
             f"vLLM's log will tell it. For a fixed one set {ALLOWED}.",
         )
-    else:
-        yield from _ports(launch, settings, found)
+        return
+    problems = [*_vllms_own(launch, settings.port), *_problems(launch, settings, found)]
+    yield from problems or [ok(f"port {settings.port} of {settings.host} ({', '.join(found)}) can be listened on")]
 
 
 def reach(launch: Launch) -> Iterator[Finding]:
     """Tell from where the endpoint can be scraped."""
     settings = _listening(launch)
-    found = OSError() if isinstance(settings, Finding) else addresses(settings.host)
-    if isinstance(settings, Finding) or isinstance(found, OSError):
-        yield skip("nothing listens")
-    elif not all(ip_address(address.partition("%")[0]).is_loopback for address in found):
+    if isinstance(settings, Finding):
+        yield settings
+        return
+    try:
+        found = addresses(settings.host)
+    except OSError:
+        yield skip("prometheus.host has no address (see port)")
+        return
+    if not all(ip_address(address.partition("%")[0]).is_loopback for address in found):
         guard = "with TLS" if settings.tls_cert else "unencrypted and without a password"
         yield ok(f"{settings.host}: every machine that reaches this address can scrape it, {guard}")
     else:
@@ -57,15 +66,6 @@ def reach(launch: Launch) -> Iterator[Finding]:
 def in_container(launch: Launch) -> bool:
     """Tell whether this looks like a container, where `localhost` is nobody else's."""
     return "KUBERNETES_SERVICE_HOST" in launch.environ or any(mark.exists() for mark in CONTAINER_MARKS)
-
-
-def addresses(host: str) -> list[str] | OSError:
-    """Return the addresses that the endpoint will listen on, IPv4 first, as the exporter does."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        return error if isinstance(error, OSError) else OSError(str(error))
-    return sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
 
 
 def listen(address: str, number: int) -> OSError | None:
@@ -87,49 +87,33 @@ def _listening(launch: Launch) -> PrometheusSettings | Finding:
         return skip("the settings are wrong (see settings)")
     if not settings.enabled:
         return skip("prometheus.enabled is false: there is no scrape endpoint")
+    if launch.sidecar:
+        return skip(launch.by_sidecar("listens"))
     if launch.api_servers < 1:
         return skip("no API server runs here, so nothing listens here")
     return settings
 
 
-def _ports(launch: Launch, settings: PrometheusSettings, found: list[str]) -> Iterator[Finding]:
-    wanted = [settings.port + rank for rank in range(launch.api_servers)]
-    problems = [*_vllms_own(launch, wanted)]
-    for number in wanted:
-        problems += _problems(launch, settings, found, number)
-    if not problems:
-        span = f"port {wanted[0]}" if len(wanted) == 1 else f"ports {wanted[0]} to {wanted[-1]}"
-        problems = [ok(f"{span} of {settings.host} ({', '.join(found)}) can be listened on")]
-    yield from problems
-
-
-def _vllms_own(launch: Launch, wanted: list[int]) -> Iterator[Finding]:
+def _vllms_own(launch: Launch, wanted: int) -> Iterator[Finding]:
     theirs = (launch.command.port if launch.command else None) or DEFAULT_PORT
-    if theirs in wanted:
+    if theirs == wanted:
         told = launch.command is not None
         found = f"port {theirs} is {'the one' if told else 'by default the one'} that vLLM itself listens on"
         yield (fail if told else warn)(found, f"Choose another: {ALLOWED}.")
 
 
-def _problems(launch: Launch, settings: PrometheusSettings, found: list[str], number: int) -> Iterator[Finding]:
-    if number > HIGHEST:
-        yield fail(
-            f"API server {number - settings.port} of {launch.api_servers} would need port {number}; the highest is {HIGHEST}",
-            f"Choose a lower one: {ALLOWED}.",
-        )
-        return
+def _problems(launch: Launch, settings: PrometheusSettings, found: list[str]) -> Iterator[Finding]:
     for address in found:
-        if error := listen(address, number):
+        if error := listen(address, settings.port):
             first = address == found[0]
             if first or error.errno == errno.EADDRINUSE:
-                yield _refused(launch, settings, address, number, error, essential=first)
+                yield _refused(launch, settings, address, error, essential=first)
             if first:
                 return
 
 
-def _refused(
-    launch: Launch, settings: PrometheusSettings, address: str, number: int, error: OSError, *, essential: bool
-) -> Finding:
+def _refused(launch: Launch, settings: PrometheusSettings, address: str, error: OSError, *, essential: bool) -> Finding:
+    number = settings.port
     where = f"port {number} of {address} (prometheus.port, {launch.origin('prometheus', 'port')})"
     if error.errno != errno.EADDRINUSE:
         return _not_allowed(where, address, error)
@@ -138,7 +122,7 @@ def _refused(
     by = holder.process(number)
     found = f"{where} is taken" + (f" by {by}" if by else "")
     if essential:
-        return fail(found, f"Stop what holds it, or choose another: {ALLOWED}.{_free(address, settings.port, launch)}")
+        return fail(found, f"Stop what holds it, or choose another: {ALLOWED}.{_free(address, number)}")
     return warn(found, f"A scraper that tries {address} first will reach that one. Choose another: {ALLOWED}.")
 
 
@@ -166,11 +150,10 @@ def _not_allowed(where: str, address: str, error: OSError) -> Finding:
     return fail(f"{where} cannot be listened on: {os.strerror(error.errno or 0)}", f"Choose another: {ALLOWED}.")
 
 
-def _free(address: str, taken: int, launch: Launch) -> str:
-    """Return words that name the next port that is free, with as many after it as there are API servers."""
-    count = launch.api_servers
-    for number in range(taken + 1, min(taken + 100, HIGHEST + 2 - count)):
-        if all(listen(address, number + rank) is None for rank in range(count)):
+def _free(address: str, taken: int) -> str:
+    """Return words that name the next port that is free."""
+    for number in range(taken + 1, min(taken + 100, HIGHEST + 1)):
+        if listen(address, number) is None:
             return f" {number} is free."
     return ""
 

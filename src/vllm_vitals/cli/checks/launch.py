@@ -2,14 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, reduce
+from pathlib import Path
 from typing import Any
 
 from vllm_vitals.cli.checks.command import CommandError, ServeCommand, parse
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, warn
 from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
 from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, is_strict, load
-from vllm_vitals.settings import OtlpSettings, PrometheusSettings, Settings, without_password
+from vllm_vitals.native.download import shown as shown_url
+from vllm_vitals.settings import (
+    NativeSettings,
+    OtlpSettings,
+    PrometheusSettings,
+    Settings,
+    WireSettings,
+    without_password,
+)
 
+NATIVE_URL = ("native", "url")
 DOCUMENTED = "`vllm-vitals settings` lists every setting and what it allows."
 WITHOUT = {
     "prometheus": "there will be no scrape endpoint",
@@ -51,6 +61,27 @@ class Launch:
         """Return the push's settings, `None` when they are wrong."""
         settings = self._section("otlp")
         return settings.otlp if settings else None
+
+    @property
+    def wire(self) -> WireSettings | None:
+        """Return the settings of the way to another process, `None` when they are wrong."""
+        settings = self._section("wire")
+        return settings.wire if settings else None
+
+    @property
+    def native(self) -> NativeSettings | None:
+        """Return the settings of the fetches of vLLM's own metrics, `None` when they are wrong."""
+        settings = self._section("native")
+        return settings.native if settings else None
+
+    @property
+    def sidecar(self) -> Path | None:
+        """Return the socket of the sidecar that exports in place of vLLM's processes, `None` without one."""
+        return self.wire.sidecar if self.wire else None
+
+    def by_sidecar(self, does: str) -> str:
+        """Return why this vLLM does not do something itself."""
+        return f"wire.sidecar is set ({self.origin('wire', 'sidecar')}): the sidecar {does}, not vLLM"
 
     @cached_property
     def release(self) -> Release | None:
@@ -99,6 +130,8 @@ def _shown(path: tuple[str, ...], value: Any) -> str:
     """Return a value as it may be shown: without the password of an address, and of headers the names only."""
     if path == ENDPOINT:
         return without_password(value)
+    if path == NATIVE_URL:
+        return shown_url(value)
     return ", ".join(value) if path == HEADERS else str(value)
 
 

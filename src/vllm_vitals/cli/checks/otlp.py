@@ -36,6 +36,8 @@ def receiver(launch: Launch) -> Iterator[Finding]:
         yield skip("no OTLP endpoint is set: nothing is pushed")
     elif not settings.enabled:
         yield skip(f"the push is switched off (otlp.enabled, {launch.origin('otlp', 'enabled')})")
+    elif launch.sidecar:
+        yield skip(launch.by_sidecar("pushes"))
     elif launch.api_servers < 1:
         yield skip("no API server runs here, so nothing is pushed from here")
     elif target := resolve(settings):

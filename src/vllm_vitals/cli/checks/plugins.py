@@ -15,6 +15,7 @@ SCRAPE = "vitals_prometheus"
 RUST = "VLLM_USE_RUST_FRONTEND"
 FIRST_RUST = (0, 22)
 NO_PYTHON = "vLLM's Rust front end has no Python API server, so no stat-logger plugin is ever loaded, silently."
+NATIVE = "`vllm-vitals sidecar --native-url http://HOST:8000/metrics`, which shows vLLM's own metrics under the names of ours"
 
 
 def registered(_: Launch) -> Iterator[Finding]:
@@ -44,6 +45,8 @@ def allowed(launch: Launch) -> Iterator[Finding]:
     value = launch.environ.get("VLLM_PLUGINS")
     idle = _idle(launch)
     ours = [point.name for point in _ours(entry_points(group=GROUP)) if point.name not in idle]
+    if launch.sidecar and (named := [name for name in ours if name in (value or "").split(",")]):
+        ours = named[:1]  # any one of them sends all
     if value is None:
         yield ok("VLLM_PLUGINS is not set: vLLM loads every plugin")
     elif not ours:
@@ -62,7 +65,7 @@ def frontend(launch: Launch) -> Iterator[Finding]:
     elif launch.release and launch.release < FIRST_RUST:
         yield ok(f"{RUST}={value} has no effect before vLLM 0.22")
     else:
-        yield fail(f"{RUST}={value}: no plugin will load", f"{NO_PYTHON} Unset {RUST}, or go without these metrics.")
+        yield fail(f"{RUST}={value}: no plugin will load", f"{NO_PYTHON} Unset {RUST}, or run {NATIVE}.")
 
 
 def _owner(point: EntryPoint) -> str:

@@ -18,8 +18,14 @@ WRONG_DATE = (9, 10)
 def tls(launch: Launch) -> Iterator[Finding]:
     """Check that the TLS files are what they should be, fit together and are in date."""
     settings = launch.prometheus
-    if settings is None or settings.tls_cert is None or settings.tls_key is None:
-        yield skip("the settings are wrong (see settings)" if settings is None else "TLS is off")
+    if settings is None:
+        yield skip("the settings are wrong (see settings)")
+        return
+    if launch.sidecar:
+        yield skip(launch.by_sidecar("listens"))
+        return
+    if settings.tls_cert is None or settings.tls_key is None:
+        yield skip("TLS is off")
         return
     if settings.tls_client_ca and (finding := _client_ca(settings.tls_client_ca)):
         yield finding

@@ -1,0 +1,71 @@
+"""Checks of vLLM's own metrics: shown beside ours, or fetched from their URL."""
+
+from collections.abc import Iterator
+
+from vllm_vitals.catalog import CATALOG
+from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
+from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.native.download import DownloadError
+from vllm_vitals.native.mapping import mapped, relevant
+from vllm_vitals.native.page import PageError, fetch
+from vllm_vitals.settings import NativeSettings
+
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+USUAL = "vLLM shows its metrics at http://HOST:8000/metrics"
+
+
+def together(launch: Launch) -> Iterator[Finding]:
+    """Check that our metrics and vLLM's own can be shown together where that is asked for."""
+    settings = launch.prometheus
+    if settings is None or not settings.enabled or not (settings.join_native or settings.include_native):
+        yield skip("our metrics and vLLM's own are served apart")
+        return
+    name = "join_native" if settings.join_native else "include_native"
+    variable = f"VITALS_PROMETHEUS__{name.upper()}"
+    several = launch.api_servers > 1
+    if launch.sidecar:
+        yield warn(
+            f"prometheus.{name} has no effect with a sidecar: that has none of vLLM's own metrics",
+            f"Scrape vLLM's /metrics too where you need them, and unset {variable}.",
+        )
+    elif settings.join_native and (several or MULTIPROCESS in launch.environ):
+        why = "with several API servers" if several else f"with {MULTIPROCESS} set"
+        yield warn(
+            f"prometheus.join_native has no effect {why}: vLLM's /metrics then shows files, never our collector",
+            f"Scrape our own port, and unset {variable}{'' if several else f' or {MULTIPROCESS}'}.",
+        )
+    else:
+        yield ok(f"prometheus.{name} will work")
+
+
+def url(launch: Launch) -> Iterator[Finding]:
+    """Check that the page of vLLM's metrics can be had where it has to be fetched, by fetching it once."""
+    settings = launch.native
+    if settings is None:
+        yield skip("the settings are wrong (see settings)")
+    elif settings.url is None:
+        yield skip("native.url is not set: nothing is fetched from vLLM's /metrics")
+    else:
+        yield _fetched(settings, settings.url, f"native.url ({launch.origin('native', 'url')})")
+
+
+def _fetched(settings: NativeSettings, address: str, what: str) -> Finding:
+    try:
+        families = fetch(address, settings.timeout)
+    except DownloadError as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            return warn(
+                f"{what}: nothing listens there: {error}",
+                "That is as it should be while vLLM is not up: look again once it is. Else correct VITALS_NATIVE__URL; "
+                f"{USUAL}.",
+            )
+        return fail(f"{what} cannot be fetched: {error}", f"Correct VITALS_NATIVE__URL; {USUAL}.")
+    except PageError as error:
+        return fail(f"{what} is no page of metrics: {error}", f"Correct VITALS_NATIVE__URL; {USUAL}.")
+    found = {metric for metric, _ in mapped(relevant(families))}
+    if not found:
+        return fail(
+            f"{what} answers, with {len(families)} metrics of which none is vLLM's",
+            f"Correct VITALS_NATIVE__URL; {USUAL}, unless it runs with --disable-log-stats.",
+        )
+    return ok(f"{what} answers: it gives {len(found)} of our {len(CATALOG)} metrics")

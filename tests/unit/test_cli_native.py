@@ -1,0 +1,100 @@
+"""Doctor: vLLM's own metrics, beside ours or from their URL."""
+
+import shlex
+from collections.abc import Mapping
+
+import pytest
+
+from tests.unit.native_vllm import TEXT, Vllm, text_page
+from tests.unit.peer import HOST, Peer, answer
+from vllm_vitals.catalog import CATALOG
+from vllm_vitals.cli.checks import CHECKS
+from vllm_vitals.cli.checks.finding import Finding, Status
+from vllm_vitals.cli.checks.launch import Launch
+
+JOIN = {"VITALS_PROMETHEUS__JOIN_NATIVE": "true"}
+INCLUDE = {"VITALS_PROMETHEUS__INCLUDE_NATIVE": "true"}
+SIDECAR = {"VITALS_WIRE__SIDECAR": "/run/vitals/s.sock"}
+
+
+def look(check: str, environ: Mapping[str, str], words: str = "") -> Finding:
+    (finding,) = CHECKS[check](Launch(environ, shlex.split(words)))
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "status"),
+    [
+        ({}, "", Status.SKIP),
+        ({**JOIN, "VITALS_PROMETHEUS__ENABLED": "false"}, "", Status.SKIP),
+        ({"VITALS_PROMETHEUS__PORT": "x"}, "", Status.SKIP),
+        (SIDECAR, "", Status.SKIP),
+        (JOIN, "", Status.OK),
+        (JOIN, "-asc 2", Status.WARN),
+        ({**JOIN, **SIDECAR}, "", Status.WARN),
+        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.WARN),
+        ({**JOIN, "PROMETHEUS_MULTIPROC_DIR": ""}, "", Status.WARN),
+        ({"PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.SKIP),
+        (INCLUDE, "", Status.OK),
+        (INCLUDE, "-asc 2", Status.OK),
+        ({**INCLUDE, **SIDECAR}, "", Status.WARN),
+    ],
+)
+def test_beside_ours(environ: Mapping[str, str], words: str, status: Status) -> None:
+    finding = look("native", environ, words)
+    assert finding.status is status
+    if status is Status.WARN:
+        (variable,) = environ.keys() & {*JOIN, *INCLUDE}
+        assert "has no effect" in finding.found
+        assert f"unset {variable}" in finding.advice
+
+
+def test_no_url() -> None:
+    assert look("native-url", {}).status is Status.SKIP
+
+
+def at(url: str) -> Finding:
+    finding = look("native-url", {"VITALS_NATIVE__URL": url, "VITALS_NATIVE__TIMEOUT": "2"})
+    assert "native.url (from VITALS_NATIVE__URL)" in finding.found
+    return finding
+
+
+def test_a_page_of_vllm() -> None:
+    vllm = Vllm(0, 33, 0)
+    vllm.count("0", prompt_tokens=7, generation_tokens=9)
+    with Peer(answer(text_page(vllm.registry), f"Content-Type: {TEXT}")) as peer:
+        finding = at(peer.url())
+    assert finding.status is Status.OK
+    assert finding.found.endswith(f" of our {len(CATALOG)} metrics")
+
+
+def test_nobody_listens_before_vllm_is_up() -> None:
+    with Peer(answer(b"")) as peer:
+        url = peer.url()
+    finding = at(url)
+    assert finding.status is Status.WARN
+    assert "nothing listens there" in finding.found
+    assert "look again once it is" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (answer(b"", status="404 Not Found"), "HTTP 404"),
+        (answer(b"{}\n", "Content-Type: application/json"), "is no page of metrics"),
+        (answer(b"# TYPE up gauge\nup 1.0\n", f"Content-Type: {TEXT}"), "with 1 metrics of which none is vLLM's"),
+    ],
+)
+def test_something_else_answers(page: bytes, said: str) -> None:
+    with Peer(page) as peer:
+        finding = at(peer.url())
+    assert finding.status is Status.FAIL
+    assert said in finding.found
+    assert "Correct VITALS_NATIVE__URL" in finding.advice
+
+
+def test_its_password_is_not_shown() -> None:
+    with Peer(answer(b"", status="403 Forbidden")) as peer:
+        finding = at(peer.url(user="me:t0psecret@"))
+    assert f"{HOST}:{peer.port}" in finding.found
+    assert "t0psecret" not in finding.found + finding.advice
