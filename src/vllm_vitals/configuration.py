@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_vitals import standard
-from vllm_vitals.settings import Section, Settings
+from vllm_vitals.settings import Section, Settings, without_password
 from vllm_vitals.standard import Path_
 
 if sys.version_info >= (3, 11):
@@ -91,10 +91,15 @@ def load(environ: Mapping[str, str]) -> Loaded:
 
 
 def _without(values: dict[str, Any], problems: Mapping[str, Any]) -> Settings | None:
-    """Return what is left when the sections with problems are switched off, `None` if a problem is elsewhere."""
-    if not all(_is_section((name,)) for name in problems):
+    """Return what is left when the sections with problems are switched off, `None` if one cannot be."""
+    if not all(_is_section((name,)) and _has_switch(name) for name in problems):
         return None
     return Settings.model_validate({**values, **{name: {"enabled": False} for name in problems}})
+
+
+def _has_switch(section: str) -> bool:
+    """Tell whether a section can be switched off."""
+    return "enabled" in getattr(Settings.model_fields[section].annotation, "model_fields", {})
 
 
 def is_strict(environ: Mapping[str, str]) -> bool:
@@ -200,8 +205,10 @@ def _is_text(path: Path_) -> bool:
 
 
 def _shown(path: Path_, value: Any) -> str:
-    """Return a value as it may be shown: those of headers may not."""
-    return "" if path[:2] == HEADERS else f"={value!r}"
+    """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
+    if path[:2] == HEADERS:
+        return ""
+    return f"={without_password(value)!r}" if isinstance(value, str) and "://" in value else f"={value!r}"
 
 
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:

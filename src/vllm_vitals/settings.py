@@ -5,13 +5,14 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from vllm_vitals.catalog.buckets import check
 
 LONGEST_SOCKET = 107
+SOCKET: dict[str, Any] = {"format": "unix-socket"}
 
 
 class Section(BaseModel):
@@ -143,10 +144,10 @@ class WireSettings(Section):
     """How serving processes reach a collector outside of them: one of several API servers, or a sidecar."""
 
     sidecar: Path | None = Field(
-        None, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
+        None, json_schema_extra=SOCKET, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
     )  # fmt: skip
     socket: Path | None = Field(
-        None, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
+        None, json_schema_extra=SOCKET, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
         "by the process that started them, below /tmp."
     )  # fmt: skip
     interval: float = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")

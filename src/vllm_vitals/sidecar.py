@@ -68,6 +68,8 @@ def exporters(
 ) -> dict[str, Callable[[], Exporter]]:
     """Return what makes each exporter that the settings want, by its name; `problem` tells why nothing comes in."""
     found: dict[str, Callable[[], Exporter]] = {}
+    if settings.prometheus.include_native or settings.prometheus.join_native or settings.otlp.include_native:
+        LOGGER.warning("include_native and join_native have no effect in a sidecar: it has no registry of vLLM's")
     if settings.prometheus.enabled:
         found["prometheus"] = lambda: PrometheusExporter(collector, settings.prometheus, problem)
     if settings.otlp.enabled and settings.otlp.endpoint:
@@ -75,4 +77,6 @@ def exporters(
 
         started = time.monotonic()
         found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
+    if not found:
+        LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no endpoint for a push")
     return found

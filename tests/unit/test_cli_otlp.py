@@ -15,7 +15,7 @@ from vllm_vitals.cli.checks import CHECKS
 from vllm_vitals.cli.checks import otlp as check
 from vllm_vitals.cli.checks.finding import Finding, Status
 from vllm_vitals.cli.checks.launch import Launch
-from vllm_vitals.cli.checks.peer import locate
+from vllm_vitals.exporters.otlp.peer import locate
 from vllm_vitals.exporters.otlp.target import Target
 
 SECRET = "t0p-s3cret"  # noqa: S105

@@ -305,3 +305,18 @@ json_values = st.recursive(
 @examples(150)
 def test_whatever_the_environment_says_there_are_settings_or_clear_words(environ: dict[str, str]) -> None:
     assert all(line.strip() for line in outcome(environ))
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * 200, "relative.sock"])
+def test_a_wrong_socket_is_a_clear_error_and_leaves_nothing_on(path: str) -> None:
+    with pytest.raises(SettingsError, match="VITALS_WIRE__SIDECAR") as caught:
+        load({"VITALS_WIRE__SIDECAR": path})
+    assert caught.value.rest is None
+    assert "107 bytes" in str(caught.value) or "absolute" in str(caught.value)
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load({"VITALS_NATIVE__URL": "htp://me:secret@host/metrics"})
+    assert "secret" not in str(caught.value)
+    assert "host/metrics" in str(caught.value)

@@ -19,7 +19,7 @@ STEPS = Counter(
     of=Step, read=lambda s: float(s.counts),
 )  # fmt: skip
 DROPPED = Counter(
-    "vitals.steps.dropped", "{step}", "Records lost because the queue between vLLM and the feeder was full.",
+    "vitals.steps.dropped", "{step}", "Steps lost because a queue was full: that between vLLM and the feeder, or what waits for a collector elsewhere.",
     of=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_vitals.cli.output import number
+from vllm_vitals.settings import LONGEST_SOCKET
 
 Schema = Mapping[str, Any]
 WORDS = {
@@ -33,6 +34,8 @@ def allowed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
     """Return what a schema allows as a phrase."""
     if "$ref" in schema:
         return allowed(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if schema.get("format") == "unix-socket":
+        return f"an absolute path of at most {LONGEST_SOCKET} bytes"
     if "anyOf" in schema:
         choices = (allowed(each, definitions) for each in schema["anyOf"] if each.get("type") != "null")
         return " or ".join(dict.fromkeys(choices))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.checks.launch import Launch
-from vllm_vitals.cli.checks.peer import Peer, addresses, locate, reach, shake_hands, speaks_tls
+from vllm_vitals.exporters.otlp.peer import Peer, addresses, locate, reach, shake_hands, speaks_tls
 from vllm_vitals.exporters.otlp.target import Target, resolve
 from vllm_vitals.settings import OtlpSettings
 

@@ -217,7 +217,6 @@ class OtlpExporter:
             LOGGER.warning("OTLP receiver %s took a push without %d of its points: %s", shown, answer.rejected, reason)
         self._partial = partial
 
-
     def _outlook(self, answer: Answer) -> str:
         """Return what comes after a failure."""
         if self._stopped.is_set():

@@ -7,13 +7,14 @@ a minute, is shown to it as final.
 import logging
 import math
 import re
+import ssl
 import threading
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 
-from vllm_vitals.exporters.otlp.grpc_quietly import grpc  # isort: skip - before whatever else imports it
+import grpc
 import requests
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
@@ -24,6 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 from opentelemetry.sdk.metrics.export import MetricsData
 
+from vllm_vitals.exporters.otlp.peer import addresses, locate, shake_hands
 from vllm_vitals.exporters.otlp.target import Target
 
 NO_CONTENT = 204
@@ -289,6 +291,8 @@ class GrpcTransport:
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
+        self._timeout = timeout
+        self._greeted = False
         self._exporter = GrpcExporter(
             endpoint=target.endpoint,
             insecure=target.insecure,
@@ -301,6 +305,9 @@ class GrpcTransport:
         self._stub = exporter._client = _Stub(exporter._channel)  # noqa: SLF001 - the exporter keeps no answers
 
     def send(self, data: MetricsData) -> Answer:  # noqa: D102
+        if not self._greeted and (refusal := _greet(self._target, self._timeout)):
+            return refusal
+        self._greeted = True
         self._stub.answer = Answer(error="the push could not be encoded")
         with _quiet():
             self._exporter.export(data)
@@ -309,6 +316,23 @@ class GrpcTransport:
     def close(self) -> None:  # noqa: D102
         with _quiet():
             self._exporter.shutdown()
+
+
+def _greet(target: Target, timeout: float) -> Answer | None:
+    """Return why a peer cannot be spoken to with TLS, `None` when it can or gRPC has to find out by itself.
+
+    Its own handshake tells little of what is wrong, and its core writes a line to stderr each time that it fails.
+    """
+    try:
+        found = locate(target) if target.tls else None
+        if found is None or found.proxy:
+            return None
+        shake_hands(target, found, addresses(found)[0], timeout)
+    except ssl.SSLError as error:
+        return Answer(error=f"TLS: {error}"[:300], kind=f"TLS {getattr(error, 'reason', '')}")
+    except (OSError, ValueError):
+        return None  # nobody there, say: gRPC tells that well, and may know of another address
+    return None
 
 
 def _credentials(target: Target) -> grpc.ChannelCredentials:
