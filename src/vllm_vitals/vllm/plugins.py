@@ -67,7 +67,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         try:
             host = runtime()
             host.check(self.section)
-            if not self.enabled(host):
+            if not (host.remote or self.enabled(host)):
                 return
             self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
             self.start(host)

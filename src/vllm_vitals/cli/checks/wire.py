@@ -23,24 +23,11 @@ def wire(launch: Launch) -> Iterator[Finding]:
     elif launch.api_servers < 1:
         yield skip("no API server runs here, so no steps leave from here")
     elif settings.sidecar:
-        if finding := _silent(launch):
-            yield finding
         yield _sidecar(settings.sidecar, f"wire.sidecar ({launch.origin('wire', 'sidecar')})")
     elif launch.api_servers > 1:
         yield _meeting((settings.socket or meeting_point()).parent)
     else:
         yield skip("no sidecar is set, and one API server keeps its steps to itself")
-
-
-def _silent(launch: Launch) -> Finding | None:
-    """Tell that no plugin has anything to do, and so none sends."""
-    scrape, push = launch.prometheus, launch.otlp
-    if scrape is None or scrape.enabled or push is None or (push.enabled and push.endpoint):
-        return None
-    return fail(
-        "nothing will be sent to the sidecar: prometheus.enabled is false and there is no OTLP push, so every plugin is off",
-        "Unset VITALS_PROMETHEUS__ENABLED in vLLM's variables: with a sidecar vLLM does not listen in any case.",
-    )
 
 
 def _sidecar(path: Path, what: str) -> Finding:

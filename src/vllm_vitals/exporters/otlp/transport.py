@@ -311,7 +311,10 @@ class GrpcTransport:
         self._stub.answer = Answer(error="the push could not be encoded")
         with _quiet():
             self._exporter.export(data)
-        return _redacted(self._stub.answer, self._target)
+        answer = _redacted(self._stub.answer, self._target)
+        if "handshake" in answer.error.lower():  # it had lost its connection, and met another certificate
+            return _greet(self._target, self._timeout) or answer
+        return answer
 
     def close(self) -> None:  # noqa: D102
         with _quiet():
