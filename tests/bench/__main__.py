@@ -11,16 +11,31 @@ from pathlib import Path
 
 from .options import Options
 
-FIGURES = ("hook", "cpu", "lag", "scrape", "soak")
+FIGURES = ("hook", "cpu", "lag", "scrape", "push", "quantiles", "soak")
 FULL = Options(
     candidates=("none", "builtin", "otel", "ours"),
     running=(1, 64, 256, 1024, 4096),
     seconds=5.0,
     rounds=5,
+    lag_seconds=3.0,
+    lag_rounds=3,
     scrapes=20,
+    push_engines=(1, 8, 64),
+    push_rounds=3,
     soak_seconds=600.0,
 )
-QUICK = replace(FULL, running=(64, 1024), seconds=1.0, rounds=2, scrapes=5, soak_seconds=30.0)
+QUICK = replace(
+    FULL,
+    running=(64, 1024),
+    seconds=1.0,
+    rounds=2,
+    lag_seconds=1.0,
+    lag_rounds=2,
+    scrapes=5,
+    push_engines=(1, 8),
+    push_rounds=1,
+    soak_seconds=30.0,
+)
 
 
 def parse() -> argparse.Namespace:
@@ -51,6 +66,7 @@ def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
 def options(args: argparse.Namespace) -> Options:
     """Return the sizes that the command line asks for."""
     given = {name: getattr(args, name) for name in ("candidates", "seconds", "rounds", "soak_seconds")}
+    given |= {"lag_seconds": args.seconds, "lag_rounds": args.rounds, "push_rounds": args.rounds}
     chosen = {name: value for name, value in given.items() if value is not None}
     return replace(QUICK if args.quick else FULL, **chosen)
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from prometheus_client import REGISTRY, generate_latest
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -44,11 +45,33 @@ def ours(engines: int, port: int) -> Record:
     # Imported here: the other candidates are measured without our package in the process.
     from vllm_vitals.vllm.plugins import PrometheusVitals
 
+    os.environ["VITALS_STRICT"] = "true"  # a plugin that stays off would cost nothing
     os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "127.0.0.1"
     os.environ["OTEL_EXPORTER_PROMETHEUS_PORT"] = str(port)
     logger = PrometheusVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))
     logger.log_engine_initialized()
     return logger.record
+
+
+def otel_pushing(_engines: int, _port: int) -> Record:
+    """Use the instruments of the SDK, and its exporter, to where the standard variables say."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+    return NaiveOtelLogger("bench", PeriodicExportingMetricReader(OTLPMetricExporter())).record
+
+
+def ours_pushing(engines: int, port: int) -> Record:
+    """Use both plugins of this project as vLLM does; the push goes to where the standard variables say."""
+    scraped = ours(engines, port)
+    from vllm_vitals.vllm.plugins import OtlpVitals
+
+    pushed = OtlpVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines))).record
+
+    def record(scheduler: Any, iteration: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        scraped(scheduler, iteration, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx)
+        pushed(scheduler, iteration, mm_cache_stats=mm_cache_stats, engine_idx=engine_idx)
+
+    return record
 
 
 def builtin_page() -> Page:
@@ -61,9 +84,17 @@ def ours_page() -> Page:
     from vllm_vitals.exporters.exposition import Renderer
     from vllm_vitals.runtime import runtime
 
-    renderer = Renderer(runtime().collector.store, openmetrics=False)
-    return lambda: b"".join(renderer.render(lambda: None))
+    collector = runtime().collector
+    renderer = Renderer(collector.store, openmetrics=False)
+
+    def page() -> bytes:
+        collector.refresh()
+        renderer.forget()
+        return b"".join(renderer.render(lambda: None))
+
+    return page
 
 
 CANDIDATES: dict[str, Callable[[int, int], Record]] = {"none": none, "builtin": builtin, "otel": otel, "ours": ours}
+PUSHING: dict[str, Callable[[int, int], Record]] = {"otel": otel_pushing, "ours": ours_pushing}
 PAGES: dict[str, Callable[[], Page]] = {"builtin": builtin_page, "ours": ours_page}

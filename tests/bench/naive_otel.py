@@ -7,6 +7,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     MetricExporter,
     MetricExportResult,
+    MetricReader,
     PeriodicExportingMetricReader,
 )
 
@@ -41,8 +42,9 @@ class NoOpExporter(MetricExporter):
 class NaiveOtelLogger:
     """Records the values that vLLM's own Prometheus logger records."""
 
-    def __init__(self, model_name: str) -> None:
-        reader = PeriodicExportingMetricReader(NoOpExporter(), export_interval_millis=10_000)
+    def __init__(self, model_name: str, reader: MetricReader | None = None) -> None:
+        """Make the instruments; without a reader they are read every 10 s for nobody."""
+        reader = reader or PeriodicExportingMetricReader(NoOpExporter(), export_interval_millis=10_000)
         self._model_name = model_name
         self._meter = MeterProvider([reader]).get_meter("bench")
         self._gauges = {name: self._meter.create_gauge(name) for name in ("running", "waiting", "kv_cache_usage")}

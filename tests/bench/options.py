@@ -11,7 +11,11 @@ class Options:
     running: tuple[int, ...]
     seconds: float
     rounds: int
+    lag_seconds: float
+    lag_rounds: int
     scrapes: int
+    push_engines: tuple[int, ...]
+    push_rounds: int
     soak_seconds: float
 
     def pick(self, *names: str) -> list[str]:
