@@ -18,6 +18,7 @@ from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Facts, Sleep
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
+from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Runtime:
         self.settings = settings
         self.broken = broken or {}
         self.collector = Collector(settings)
-        self.feed = Feed(self.collector, settings.drain_interval)
+        self.feed = Feed(self.collector, settings.drain_interval, generated=generated)
         self.exporters: dict[str, Exporter] = {}
         self._link: Link | None = None
         self._clients: list[Client] = []
@@ -119,7 +120,7 @@ class Runtime:
         socket = wire.sidecar or wire.socket or meeting_point()
         self.collector.process = str(rank)
         self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.collector)
-        self.feed = Feed(self._link.sender, wire.interval, str(rank))
+        self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 
     def _reader(self, model: str, facts: Facts) -> Reader:

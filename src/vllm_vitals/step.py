@@ -182,6 +182,8 @@ class Health(Struct, tag=True, omit_defaults=True):
     hook_time: float = 0.0
     errors: dict[str, int] = {}
     process: str = "0"
+    detached: bool | None = None
+    """Whether vLLM goes on without calling us; `None`: nothing new."""
 
 
 Record = Step | Facts | Sleep | Rejection | Gone | Health

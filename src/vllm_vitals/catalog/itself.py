@@ -44,6 +44,11 @@ HOOK_TIME = Counter(
     "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin's hooks.",
     of=Health, read=lambda h: {h.process: h.hook_time}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
+DETACHED = Gauge(
+    "vitals.plugin.detached", "", "1 when vLLM generates tokens and does not call this plugin any more, else 0.",
+    of=Health, read=lambda h: None if h.detached is None else {h.process: float(h.detached)}, initial=0.0,
+    scope=Scope.PROCESS, labels=(PROCESS,),
+)  # fmt: skip
 STEP_AGE: Gauge[Any] = Gauge(
     "vitals.step.age",
     "s",
@@ -69,6 +74,6 @@ SERIES: Gauge[Any] = Gauge(
 )
 
 ITSELF = (
-    INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, STEP_AGE, EXPORTS, EXPORTS_FAILED,
+    INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, DETACHED, STEP_AGE, EXPORTS, EXPORTS_FAILED,
     POINTS_REFUSED, EXPORT_DURATION, SERIES,
 )  # fmt: skip

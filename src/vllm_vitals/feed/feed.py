@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.feed.tap import Tap
+from vllm_vitals.feed.watch import Watch
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.step import Gone, Health, Record, Rejection, Sleep, Step
 
@@ -54,8 +55,14 @@ class Source:
 class Feed:
     """Drains every tap of this process into one sink, a little at a time."""
 
-    def __init__(self, sink: Sink, interval: float, process: str = "0") -> None:
-        """`interval`: seconds between two drains. `process`: number of this process among its like."""
+    def __init__(
+        self, sink: Sink, interval: float, process: str = "0", generated: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`interval`: seconds between two drains. `process`: number of this process among its like.
+
+        `generated` gives the tokens that vLLM itself has counted in this process.
+        """
+        self._watch = Watch(generated)
         self._process = process
         self._sink = sink
         self._interval = interval
@@ -160,12 +167,13 @@ class Feed:
             health.dropped += source.told[0] - dropped
             health.hook_time += source.told[2] - hook_time
             self._errors["hook"] += source.told[1] - failed
+        health.detached = self._watch.look(sum(source.tap.hook_time for source in self._sources))
         health.errors = {stage: count for stage, count in self._errors.items() if count}
         self._errors.clear()
         if health.dropped and time.monotonic() - self._complained > COMPLAIN:
             self._complained = time.monotonic()
             LOGGER.warning("The feeder cannot keep up: %d steps were dropped (vitals.steps.dropped)", health.dropped)
-        if health.dropped or health.hook_time or health.errors:
+        if health != Health(process=self._process):
             self._sink.add([health], pause)
 
 
