@@ -1,0 +1,127 @@
+"""Frames on a Unix socket: four bytes of length, big-endian, then so many bytes."""
+
+import os
+import socket
+import struct
+import time
+
+MOST_FROM_CLIENT = 16 << 20
+MOST_FROM_SERVER = 64 << 10
+"""Bytes of the largest frame in either direction."""
+PIECE = 64 << 10
+"""Most bytes that are received at once: no room is made for a length that is only claimed."""
+WHOLE = 10.0
+"""Seconds within which a frame that began must be whole."""
+STOPPED = 1.0
+"""Seconds after its deadline at which data can only come because this process was stopped meanwhile."""
+HEADER = 4
+
+CLOSED = "closed"
+FOREIGN = "another protocol"
+REFUSED = "refused"
+SLOW = "slow"
+TOO_LONG = "too long"
+TOO_MANY = "too many"
+UNKNOWN = "not a known message"
+
+
+class WireError(Exception):
+    """The other side went away, or does not keep to what was agreed; `reason` is one of a few kinds."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Frames:
+    """Cuts what comes through a socket into frames; holds no more than came."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes of the largest frame."""
+        self.limit = limit
+        self._came = bytearray()
+
+    @property
+    def begun(self) -> bool:
+        """Tell whether a part of a frame is here."""
+        return bool(self._came)
+
+    def feed(self, data: bytes) -> None:
+        """Take what a socket brought."""
+        self._came += data
+
+    def next(self) -> bytes | None:
+        """Return the next frame's payload, `None` while it is not whole.
+
+        Raises:
+            WireError: when it is, or will be, longer than the limit.
+        """
+        if len(self._came) < HEADER:
+            return None
+        length = int.from_bytes(self._came[:HEADER], "big")
+        if length > self.limit:
+            raise WireError(TOO_LONG, f"{length} bytes, at most {self.limit}")
+        end = HEADER + length
+        if len(self._came) < end:
+            return None
+        with memoryview(self._came) as view:
+            payload = bytes(view[HEADER:end])
+        del self._came[:end]
+        return payload
+
+
+def frame(payload: bytes, more: int = 0) -> bytes:
+    """Return the frame of a payload of which `more` bytes are sent apart."""
+    return (len(payload) + more).to_bytes(HEADER, "big") + payload
+
+
+def receive(conn: socket.socket, frames: Frames, *, idle: float = 0.0, whole: float = WHOLE) -> bytes:
+    """Wait for the next frame: it must begin within `idle` seconds (0: has begun) and be whole within `whole` more.
+
+    Raises:
+        WireError: when it does not come in time, is too long, or the connection is closed.
+    """
+    begun = frames.begun or not idle
+    end = time.monotonic() + (whole if begun else idle)
+    while (payload := frames.next()) is None:
+        frames.feed(_read(conn, end - time.monotonic()))
+        if not begun or time.monotonic() > end + STOPPED:
+            begun, end = True, time.monotonic() + whole
+    return payload
+
+
+def _read(conn: socket.socket, left: float) -> bytes:
+    if left <= 0:
+        raise WireError(SLOW)
+    conn.settimeout(left)
+    try:
+        data = conn.recv(PIECE)
+    except TimeoutError as error:
+        raise WireError(SLOW) from error
+    except OSError as error:
+        raise WireError(CLOSED, os.strerror(error.errno or 0)) from error
+    if not data:
+        raise WireError(CLOSED)
+    return data
+
+
+def deliver(conn: socket.socket, payload: bytes, timeout: float = WHOLE) -> None:
+    """Send a frame within `timeout` seconds.
+
+    Raises:
+        WireError: when the other side does not read, or has closed the connection.
+    """
+    conn.settimeout(timeout)
+    try:
+        conn.sendall(frame(payload), socket.MSG_NOSIGNAL)
+    except TimeoutError as error:
+        raise WireError(SLOW) from error
+    except OSError as error:
+        raise WireError(CLOSED, os.strerror(error.errno or 0)) from error
+
+
+def trusted(conn: socket.socket) -> bool:
+    """Tell whether the process at the other end belongs to our user or to root."""
+    credentials = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return uid in (0, os.geteuid())

@@ -1,0 +1,92 @@
+"""The conversation with one serving process, at the collector's end."""
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from vllm_vitals.step import Record
+from vllm_vitals.wire.frames import (
+    CLOSED,
+    FOREIGN,
+    MOST_FROM_CLIENT,
+    SLOW,
+    UNKNOWN,
+    Frames,
+    WireError,
+    deliver,
+    receive,
+)
+from vllm_vitals.wire.messages import (
+    LONGEST_REASON,
+    PROTOCOL,
+    Batch,
+    Hello,
+    Refusal,
+    Taken,
+    Welcome,
+    encode,
+    from_client,
+    protocol_of,
+)
+from vllm_vitals.wire.processes import Peer, Process, Processes
+
+HANDSHAKE = 5.0
+"""Seconds from the connection within which a process must have presented itself."""
+IDLE = 60.0
+"""Seconds without a batch, be it an empty one, after which a process is taken to be stuck."""
+MOST_OF_HELLO = 1 << 20
+"""Bytes: until a process has presented itself, it is not given the room of a batch."""
+
+PassOn = Callable[[Peer, Sequence[Record], float], None]
+"""Takes records, and monotonic seconds up to which all was told; never raises."""
+
+
+def converse(conn: socket.socket, collector: str, processes: Processes, pass_on: PassOn) -> None:
+    """Hand on what a process sends, each batch once, until one side ends it.
+
+    Raises:
+        WireError: always, with the reason of the end.
+    """
+    try:
+        hello = _greeting(receive(conn, frames := Frames(MOST_OF_HELLO), whole=HANDSHAKE))
+        frames.limit = MOST_FROM_CLIENT
+        process = processes.enter(Peer(hello.process, hello.name, hello.pid), conn)
+        try:
+            with process.telling:
+                pass_on(process.peer, hello.records, 0.0)
+                welcome = Welcome(PROTOCOL, collector, process.taken)
+            deliver(conn, encode(welcome))
+            while True:
+                _take(process, conn, receive(conn, frames, idle=IDLE), pass_on)
+        finally:
+            processes.leave(process, conn)
+    except WireError as error:
+        if error.reason not in (CLOSED, SLOW):  # what is sent again is worth no more then
+            with suppress(WireError):
+                deliver(conn, encode(Refusal(str(error)[:LONGEST_REASON])), 1.0)
+        raise
+
+
+def _greeting(payload: bytes) -> Hello:
+    protocol = protocol_of(payload)
+    if protocol != PROTOCOL:
+        versions = f"the process speaks protocol {protocol}, the collector {PROTOCOL}"
+        raise WireError(FOREIGN, f"{versions}; both need the same vllm-vitals")
+    hello = from_client(payload)
+    if not isinstance(hello, Hello):
+        raise WireError(UNKNOWN, "not a Hello")
+    return hello
+
+
+def _take(process: Process, conn: socket.socket, payload: bytes, pass_on: PassOn) -> None:
+    """Hand a batch on unless it was before, and say so."""
+    batch = from_client(payload)
+    if not isinstance(batch, Batch):
+        raise WireError(UNKNOWN, "not a Batch")
+    with process.telling:
+        if process.connection is not conn:
+            raise WireError(CLOSED, "there is a newer connection")
+        if batch.sequence > process.taken:
+            pass_on(process.peer, batch.records, batch.until)
+            process.taken = batch.sequence
+    deliver(conn, encode(Taken(batch.sequence)))
