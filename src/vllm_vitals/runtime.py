@@ -54,6 +54,7 @@ class Runtime:
         self.broken = broken or {}
         self.collector = Collector(settings)
         self.feed = Feed(self.collector, settings.drain_interval, generated=generated)
+        self.collector.upstream = self.feed.drain
         self.exporters: dict[str, Exporter] = {}
         self._link: Link | None = None
         self._clients: list[Client] = []
@@ -104,9 +105,10 @@ class Runtime:
         sink = self._link.sender if self._link else self.collector
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
-        tap = Tap(self.settings.queue_size)
         model = model_name(config)
-        self.feed.attach(Source(tap, self._reader(model, facts[0]).read, model, engines))
+        reader = self._reader(model, facts[0])
+        tap = Tap(self.settings.queue_size, reader.pack)
+        self.feed.attach(Source(tap, reader.read, model, engines))
         return tap
 
     def _join(self, rank: int, count: int) -> None:
@@ -120,6 +122,7 @@ class Runtime:
         socket = wire.sidecar or wire.socket or meeting_point()
         self.collector.process = str(rank)
         self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.collector)
+        self.collector.upstream = None
         self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 

@@ -195,7 +195,9 @@ class Settings(Section):
     queue_size: int = Field(
         2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
     )
-    drain_interval: float = Field(0.5, ge=0.001, le=10, description="Seconds between two drains of that queue.")
+    drain_interval: float = Field(
+        1.0, ge=0.001, le=10, description="Seconds between two drains of that queue; a scrape or push drains it too."
+    )  # fmt: skip
     stale_after: float = Field(
         60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
         "go away; 0 keeps them."

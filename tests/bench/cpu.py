@@ -1,5 +1,6 @@
 """Processor time of the whole process per step, background threads included."""
 
+import asyncio
 import statistics
 import time
 
@@ -9,26 +10,30 @@ from .options import Options
 from .stats import STEP_SECONDS, StepMaker
 from .table import Figure, ratio
 
-WARM_UP_SECONDS = 0.5
+WARM_UP_SECONDS = 1.5
 
 
 def measure(name: str, running: int, seconds: float) -> float:
     """Return microseconds of processor time per step at 100 steps a second."""
-    record, make = CANDIDATES[name](1, free_port()), StepMaker(running)
-    _steps(record, make, WARM_UP_SECONDS)
+    return asyncio.run(_measure(CANDIDATES[name](1, free_port()), StepMaker(running), seconds))
+
+
+async def _measure(record: Record, make: StepMaker, seconds: float) -> float:
+    """Record on an event loop, as vLLM does."""
+    await _steps(record, make, WARM_UP_SECONDS)
     start = time.process_time()
-    steps = _steps(record, make, seconds)
+    steps = await _steps(record, make, seconds)
     return (time.process_time() - start) / steps * 1e6
 
 
-def _steps(record: Record, make: StepMaker, seconds: float) -> int:
+async def _steps(record: Record, make: StepMaker, seconds: float) -> int:
     """Record for a while at the pace of an engine, or as fast as the candidate allows if that is slower."""
     steps, now = 0, time.perf_counter()
     end, due = now + seconds, now
     while now < end:
         record(*make(), mm_cache_stats=None, engine_idx=0)
         steps, due = steps + 1, due + STEP_SECONDS
-        time.sleep(max(0.0, due - time.perf_counter()))
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
         now = time.perf_counter()
     return steps
 

@@ -117,6 +117,19 @@ def objects(names: tuple[str, ...], inner: st.SearchStrategy[Any] = values) -> s
     return st.one_of(made, made, made, scalars)
 
 
+ZEROS = SimpleNamespace(**dict.fromkeys((*SCHEDULER, *ITERATION, *REQUEST, *PARTS), 0))
+COMPLETE = SimpleNamespace(
+    **{**vars(ZEROS), "prefix_cache_stats": ZEROS, "prompt_token_stats": ZEROS, "finished_requests": [ZEROS],
+       "inter_token_latencies_iter": [0.5] * 100},
+)  # fmt: skip
+"""Stats that lack nothing: what is packed is packed of such."""
+
+
+def full(stats: Any) -> Any:
+    """Return stats with whatever they lack."""
+    return SimpleNamespace(**{**vars(COMPLETE), **vars(stats)}) if type(stats) is SimpleNamespace else stats
+
+
 finished = st.lists(objects(REQUEST, scalars), max_size=3)
 iterations = objects(ITERATION, st.one_of(values, finished, st.lists(scalars, max_size=5), objects(PARTS, scalars)))
 schedulers = objects(SCHEDULER, st.one_of(values, objects(PARTS)))
@@ -153,6 +166,16 @@ def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]
         for key, cell in collector.store[metric].cells.items():
             shown = [cell.total, *cell.counts] if isinstance(cell, HistogramCell) else [cell.value]
             assert all(math.isfinite(value) and value >= 0 for value in shown), (metric.name, key)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(schedulers, iterations, values), min_size=1, max_size=4))
+def test_what_is_packed_reads_as_what_is_not(calls: list[tuple[Any, Any, Any]]) -> None:
+    plain, packing = Reader("m", lambda *_: None), Reader("m", lambda *_: None)
+    packing.read([(0.0, COMPLETE, COMPLETE, None, 0)], 0.0)
+    given_ = [(float(place), full(s), full(i), m, 0) for place, (s, i, m) in enumerate(calls)]
+    packed = [packing.pack(call) for call in given_]
+    assert repr(packing.read(list(packed), 0.0)) == repr(plain.read(list(given_), 0.0))
 
 
 @pytest.mark.parametrize("stats", [Quitting(), Raising(), object(), 7, "text", [], {}])

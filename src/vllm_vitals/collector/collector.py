@@ -81,6 +81,8 @@ class Collector:
     ) -> None:
         """`process`: what the errors of this process are counted under. `source`: where its numbers come from."""
         self.process = process
+        self.upstream: Callable[[], None] | None = None
+        """Brings in what waits to be added; called before anybody reads."""
         self._settings = settings
         self._metrics = [
             metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
@@ -143,6 +145,8 @@ class Collector:
 
         `pause` is called between small pieces of work.
         """
+        if self.upstream is not None:
+            self.upstream()
         for engine in list(self._engines.values()):
             with self.store.lock:
                 self._settle(engine, pause)
