@@ -10,7 +10,7 @@ Call = tuple[float, Any, Any, Any, Any]
 """A call of `record()`: monotonic seconds, scheduler, iteration and multimodal stats, and the engine."""
 Pack = Callable[[Call], Call]
 
-PACK = 8
+PACK = 4
 """Calls that are packed together."""
 MOST_REASONS = 16
 """Reasons of rejections that are told apart; there are two."""
