@@ -11,7 +11,7 @@ import pytest
 from tests.live.collector import Rotel, Sink
 from tests.live.conftest import put_load
 from tests.live.pages import eventually, settled
-from tests.live.server import VllmServer
+from tests.live.server import VllmServer, free_port
 from tests.parity import Samples, value
 from vllm_vitals.catalog import CATALOG, itself
 
@@ -122,3 +122,28 @@ def test_a_hanging_receiver_delays_the_end_by_no_more_than_the_bound(model: Path
             server.stop(grace=30)
             assert time.monotonic() - start < 15
             assert "Traceback" not in server.log.read_text().rpartition("vllm-vitals: OTLP push")[2]
+
+
+@pytest.mark.parametrize("source", ["registry", "url"])
+def test_vllms_own_metrics_are_pushed_too(source: str, model: Path) -> None:
+    sink, port = Sink(), free_port()
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint,
+        "OTEL_METRIC_EXPORT_INTERVAL": "500",
+        "VITALS_OTLP__INCLUDE_NATIVE": "true",
+    }
+    if source == "url":
+        environment["VITALS_NATIVE__URL"] = f"http://127.0.0.1:{port}/metrics"
+    try:
+        with VllmServer(model, env=environment, port=port) as server:
+            put_load(server, count=20, disconnects=False)
+            native, ours = settled(server)
+            for name in ("vllm:generation_tokens_total", "vllm:prompt_tokens_total"):
+                expected = value(native, name)
+                assert eventually(lambda: sink.total(name) == expected), (name, sink.total(name), expected)  # noqa: B023
+            latency = "vllm:e2e_request_latency_seconds"
+            assert sum(sink.counts[latency].values()) == value(native, f"{latency}_count")
+            assert sink.total("vllm.tokens.generation") == value(ours, "vllm_tokens_generation_total")
+            assert "could not be read" not in server.log.read_text()
+    finally:
+        sink.close()
