@@ -65,7 +65,7 @@ class Election:
                 if self._take():
                     self._lead()
                     return
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - the thread must go on: nobody else will while it has the lock
                 log_once(logging.ERROR, "Cannot hold the collector of this deployment, trying on: %s", error)
 
     def _take(self) -> bool:

@@ -64,6 +64,10 @@ class Link:
             return
         with self._leading:
             host = Host(self._collector, self._socket)
-            host.start(self._makers)
+            try:
+                host.start(self._makers)
+            except BaseException:
+                host.stop()  # or the next try would meet our own socket
+                raise
             self._host = host
         LOGGER.info("This API server holds the collector of all (%s)", self._socket)

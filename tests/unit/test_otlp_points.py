@@ -310,6 +310,7 @@ def test_the_resource_says_who_pushes(kind: Any) -> None:
     expected = {"service.name": "chat", "service.version": VERSION, "team": "a", "host.name": "mine",
                 "process.pid": os.getpid()}  # fmt: skip
     assert expected.items() <= first.items()
+    assert first["host.arch"] in ("amd64", os.uname().machine, "arm64")
     (scope,) = receiver.received[-1].message.resource_metrics[0].scope_metrics
     assert (scope.scope.name, scope.scope.version) == ("vllm_vitals", vllm_vitals.__version__)
 

@@ -1,8 +1,9 @@
 """All pushes together are the store: nothing lost, nothing doubled, whatever fails in between."""
 
+import threading
 import time
 from array import array
-from collections import Counter
+from collections import Counter as Tally
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics.export import MetricsData
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import Metric as NativeMetric
 
 from tests.unit.builders import MODEL, examples, facts, feed, step
 from tests.unit.otlp import Key, metrics, points
@@ -20,6 +23,7 @@ from vllm_vitals.exporters.otlp.exporter import OtlpExporter
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import Target
 from vllm_vitals.exporters.otlp.transport import Answer
+from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import CacheUse, Finished, Sleep
@@ -47,14 +51,14 @@ class Wire:
 class Link:
     """A collector, its exporter and the wire between it and its receiver."""
 
-    def __init__(self, **otlp: Any) -> None:
+    def __init__(self, native: Any = None, **otlp: Any) -> None:
         settings = Settings(otlp={"endpoint": "http://nowhere", **otlp}, stale_after=0)
         self.wire = Wire()
         self.collector = Collector(settings)
         self.exporter = OtlpExporter(
             self.collector, settings.otlp, Target("http://nowhere", "http/protobuf"),
             resource({}, service="s", version="1", attributes={}),
-            started=time.time() - 10, fresh=60.0, make=lambda *_: self.wire,
+            started=time.time() - 10, fresh=60.0, make=lambda *_: self.wire, native=native,
         )  # fmt: skip
 
     def push(self, *, ok: bool = True, answer: Answer | None = None) -> Answer:
@@ -266,7 +270,7 @@ def test_a_push_that_cannot_be_encoded_loses_nothing(temporality: str, monkeypat
 
 
 def test_the_encoder_rests_between_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: Counter[str] = Counter()
+    rests: Tally[str] = Tally()
     phase = ["build"]
 
     class Counting(Pace):
@@ -319,3 +323,52 @@ def test_it_really_sleeps_between_pieces_of_work(monkeypatch: pytest.MonkeyPatch
     before, after = marks
     assert before >= 5
     assert after - before >= 5
+
+
+@either
+def test_native_metrics_that_cannot_be_read_once_are_neither_lost_nor_doubled(temporality: str) -> None:
+    registry, broken = CollectorRegistry(), threading.Event()
+    counter = Counter("vllm:prompt_tokens", "Prompts.", registry=registry)
+    counter.inc(7)
+
+    def native() -> CollectorRegistry:
+        if broken.is_set():
+            raise OSError
+        return registry
+
+    link = Link(native=native, temporality=temporality)
+    feed(link.collector, step(running=1, generation_tokens=5))
+    assert link.push().ok
+    broken.set()
+    feed(link.collector, step(running=1, generation_tokens=5))
+    assert link.push().ok  # ours leave without them
+    broken.clear()
+    counter.inc(1)
+    assert link.push().ok
+    assert link.sums()["vllm:prompt_tokens_total", frozenset()] == (8,)
+    assert link.sums()["vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")})] == (10,)
+    errors = frozenset({("process", "0"), ("stage", "export")})
+    assert link.held()["vitals.errors", errors] == (1,)
+
+
+def test_ours_on_vllms_page_are_not_pushed_twice() -> None:
+    registry = CollectorRegistry()
+    link = Link(native=lambda: registry)
+    feed(link.collector, step(running=1, generation_tokens=5))
+    registry.register(VitalsCollector(link.collector))  # as prometheus.join_native does
+    link.push()
+    names = [metric.name for metric in metrics(link.wire.taken[-1]).values()]
+    assert "vllm.tokens.generation" in names
+    assert [name for name in names if name.startswith(("vllm_", "vitals_", "gen_ai_"))] == []
+
+
+def test_a_native_unit_that_nobody_allows_does_not_cost_the_push() -> None:
+    registry = CollectorRegistry()
+    Gauge("odd", "Odd.", unit="", registry=registry).set(1)
+    odd = NativeMetric("long", "Long.", "gauge")
+    odd.unit = "µ" * 100
+    odd.add_sample("long", {}, 2.0)
+    registry.register(type("Odd", (), {"collect": lambda _: [odd]})())
+    link = Link(native=lambda: registry)
+    assert link.push().ok
+    assert link.sums()["long", frozenset()] == (2,)

@@ -307,3 +307,7 @@ def test_the_services_name(environ: dict[str, str], name: str) -> None:
 def test_resource_attributes_join_what_is_found() -> None:
     found = identity({"OTEL_RESOURCE_ATTRIBUTES": "team=a%2Cb,service.instance.id=me"})
     assert (found["team"], found["service.instance.id"], found["process.pid"]) == ("a,b", "me", os.getpid())
+
+
+def test_a_push_leaves_every_fifteen_seconds_unless_told_otherwise() -> None:
+    assert Settings().otlp.interval == 15

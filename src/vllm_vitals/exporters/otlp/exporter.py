@@ -81,6 +81,8 @@ class OtlpExporter:
         self._said: set[str] = set()
         """The kinds of failure that were logged since the latest success."""
         self._partial = False
+        self._whole = True
+        """Whether all series could be read for the latest push."""
 
     def start(self) -> None:
         """Begin pushing on another thread, the first time after one interval."""
@@ -114,6 +116,7 @@ class OtlpExporter:
         """Build one push, send it, and take note of what came of it."""
         start = time.perf_counter()
         pause = Pace().breathe
+        self._whole = True
         try:
             self._collector.refresh(pause)
             push = self._points.build(pause)
@@ -122,7 +125,7 @@ class OtlpExporter:
             self._collector.error("export", "A push could not be built", key="otlp-build")
             answer, push = Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__), None
         if answer.ok and push is not None:
-            self._points.acknowledge(push)
+            self._points.acknowledge(push, whole=self._whole)
         self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
         self._tell(answer)
         return answer
@@ -134,6 +137,7 @@ class OtlpExporter:
             if self._native:
                 yield from native_series(self._native(), pause, own.__contains__)
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
+            self._whole = False
             self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
     def _run(self) -> None:

@@ -142,10 +142,15 @@ class PointBuilder:
             push.metrics.append(OtelMetric(metric.name, metric.help, metric.unit, data))
         return push
 
-    def acknowledge(self, push: Push) -> None:
-        """Take note that a receiver has a push: only now do differences start anew."""
+    def acknowledge(self, push: Push, *, whole: bool = True) -> None:
+        """Take note that a receiver has a push: only now do differences start anew.
+
+        `whole`: every series that there is was read for it; of one that was not, what was acknowledged before stands.
+        """
         if self._delta:
-            self._acknowledged = {place: Window(series, push.time) for place, series in push.series.items()}
+            before = {} if whole else self._acknowledged
+            now = {place: Window(series, push.time) for place, series in push.series.items()}
+            self._acknowledged = {**before, **now}
 
     def _own(self, now: int, pause: Pause) -> Iterator[Series]:
         """Yield the store's series as they are at this moment."""
