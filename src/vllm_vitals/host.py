@@ -1,5 +1,6 @@
 """The collector of a whole deployment: what serving processes send comes in here, the exporters show it."""
 
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,10 @@ class Host:
         """
         self._receiver.start()
         for name, make in exporters.items():
-            self.expose(name, make)
+            try:
+                self.expose(name, make)
+            except Exception:  # noqa: BLE001 - the others, and the collector, shall go on
+                self._collector.error("export", "%s could not start", name, key=f"start {name}")
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start one exporter unless it runs."""
@@ -38,9 +42,13 @@ class Host:
             self.exporters[name] = make()
             self.exporters[name].start()
 
-    def stop(self) -> None:
-        """Take nothing more, then end the exporters, which may push once more."""
+    def stop(self, farewell: float = 0.0) -> None:
+        """Take what comes within `farewell` seconds, then nothing more; end the exporters, which may push once more."""
+        end = time.monotonic() + farewell
+        while self._receiver.connections and time.monotonic() < end:
+            time.sleep(0.02)  # the other serving processes end now too, and have their last steps to tell
         self._receiver.stop()
+        self._merger.finish()
         stop_all(self.exporters)
 
     def abandon(self) -> None:

@@ -12,7 +12,7 @@ from vllm_vitals.logs import LOGGER
 from vllm_vitals.wire.sender import Sender
 
 FAREWELL = 1.0
-"""Seconds that the last steps may take to leave when the process ends."""
+"""Seconds that the last steps may take to leave, and those of the others to come, when the process ends."""
 
 
 class Link:
@@ -49,7 +49,7 @@ class Link:
             self._election.stop()
         self.sender.stop(FAREWELL)
         if self._host is not None:
-            self._host.stop()
+            self._host.stop(FAREWELL)
 
     def abandon(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
@@ -64,10 +64,6 @@ class Link:
             return
         with self._leading:
             host = Host(self._collector, self._socket)
-            try:
-                host.start(self._makers)
-            except BaseException:
-                host.stop()  # or the next try would meet our own socket
-                raise
+            host.start(self._makers)
             self._host = host
         LOGGER.info("This API server holds the collector of all (%s)", self._socket)

@@ -56,6 +56,8 @@ class Runtime:
         self.feed = Feed(self.collector, settings.drain_interval, generated=generated)
         self.collector.upstream = self.feed.drain
         self.exporters: dict[str, Exporter] = {}
+        self._joined = False
+        """Whether it is decided where the steps of this process go."""
         self._link: Link | None = None
         self._clients: list[Client] = []
         self._attaching = threading.Lock()
@@ -99,8 +101,9 @@ class Runtime:
             self.feed.drain()
 
     def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
-        if not self._clients:
+        if not self._joined:
             self._join(*api_server(config))
+            self._joined = True
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
         sink = self._link.sender if self._link else self.collector
         for each in facts:

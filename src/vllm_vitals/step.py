@@ -151,13 +151,13 @@ class Facts(Struct, tag=True, omit_defaults=True):
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
     """An engine fell asleep or woke up: `state` is one of `vllm.engine.sleep`.
 
-    `time` is Unix seconds; 0 when nobody said so and it is only what an engine starts with.
+    `clock` is monotonic seconds; 0 when nobody said so and it is only what an engine starts with.
     """
 
     model: str
     engine: str
     state: str
-    time: float = 0.0
+    clock: float = 0.0
 
 
 class Rejection(Struct, frozen=True, tag=True, omit_defaults=True):

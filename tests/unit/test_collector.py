@@ -81,10 +81,11 @@ def test_each_engine_has_its_own_interval() -> None:
     assert see.of_engine(f"{INTERVAL}_sum", "1") == pytest.approx(1.0)
 
 
-def test_a_clock_that_goes_back_is_no_interval() -> None:
-    see = of_steps(step(10.0, running=1), step(9.0, running=1))
-    assert see.rejected("vllm.step.interval", "negative") == 1
-    assert see(f"{INTERVAL}_count", **ENGINE) == 0
+def test_a_step_that_comes_after_a_later_one_counts_and_sets_nothing_back() -> None:
+    see = of_steps(step(10.0, running=1), step(9.0, running=7, generation_tokens=2), step(11.0, running=2))
+    assert see("vllm_tokens_generation_total", **ENGINE) == 2
+    assert see("vllm_engine_requests_running", **ENGINE) == 2
+    assert (see(f"{INTERVAL}_count", **ENGINE), see(f"{INTERVAL}_sum", **ENGINE)) == (1, 1.0)
 
 
 def test_a_step_is_one_that_brought_scheduler_stats_or_moved_tokens() -> None:

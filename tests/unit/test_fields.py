@@ -72,7 +72,7 @@ def one_by_one(source: Any, complaints: list[Any]) -> list[Any]:
 def same(one: Any, other: Any) -> bool:
     """Tell whether two values are equal and of the same type, or both numbers; NaN equals itself."""
     if type(one) is not type(other):
-        return type(one) is int and type(other) is float and one == other
+        return type(one) is int and type(other) is float and float(one) == other
     return one is other or (isinstance(one, float) and struct.pack("d", one) == struct.pack("d", other)) or one == other
 
 

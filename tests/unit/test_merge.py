@@ -128,11 +128,11 @@ def test_a_process_that_ends_in_order_takes_its_engines_along() -> None:
 
 def test_a_process_that_joins_does_not_wake_an_engine_up() -> None:
     one = Deployment().join("a")
-    one.merger.take("a", [Sleep(MODEL, "0", "discard_all", EPOCH)], 99.0)
+    one.merger.take("a", [Sleep(MODEL, "0", "discard_all", 1.0)], 99.0)
     one.join("b")
     assert one.see("vllm_engine_sleep", **ENGINE, state="discard_all") == 1
-    one.merger.take("b", [Sleep(MODEL, "0", "awake", EPOCH + 1)], 99.0)
-    one.merger.take("a", [Sleep(MODEL, "0", "discard_all", EPOCH)], 99.0)  # told again after a reconnect
+    one.merger.take("b", [Sleep(MODEL, "0", "awake", 2.0)], 99.0)
+    one.merger.take("a", [Sleep(MODEL, "0", "discard_all", 1.0)], 99.0)  # told again after a reconnect
     assert one.see("vllm_engine_sleep", **ENGINE, state="awake") == 1
 
 
@@ -141,3 +141,29 @@ def test_what_a_process_says_of_itself_is_told_apart() -> None:
     both.merger.take("a", [Health(dropped=2, process="0")], 99.0)
     both.merger.take("b", [Health(dropped=3, process="1")], 99.0)
     assert [both.see("vitals_steps_dropped_total", process=process) for process in "01"] == [2, 3]
+
+
+def test_what_waits_when_it_ends_counts(clock: Clock) -> None:
+    one = Deployment().join("a")
+    one.merger.take("a", [step(clock.now - 0.02, 3, iterated=True, generation_tokens=5)], clock.now - 0.05)
+    assert one.see("vllm_tokens_generation_total", **ENGINE) in (None, 0)
+    one.merger.finish()
+    assert one.see("vllm_tokens_generation_total", **ENGINE) == 5
+
+
+def test_a_backlog_that_comes_late_moves_no_interval_and_leaves_an_idle_engine_idle() -> None:
+    both = Deployment().join("a", "b")
+    first, second = [step(float(at), 1) for at in range(50, 58, 2)], [step(float(at), 1) for at in range(51, 57, 2)]
+    both.merger.take("a", [*first, step(58.0, 0)], 60.0)
+    both.merger.take("b", second, 60.0)
+    assert both.running() == 0
+    assert both.see("vllm_step_interval_seconds_sum", **ENGINE) == 8
+    assert not both.collector._engines[MODEL, "0"].holds_requests
+
+
+def test_an_engines_last_steps_come_before_its_end(clock: Clock) -> None:
+    one = Deployment().join("a")
+    last = step(clock.now - 0.02, 3, iterated=True, generation_tokens=5)
+    one.merger.take("a", [last, Gone(MODEL, "0")], clock.now - 0.05)
+    assert (one.running(), one.see(UP, **ENGINE)) == (None, 0)
+    assert one.see("vllm_tokens_generation_total", **ENGINE) == 5

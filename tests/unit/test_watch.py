@@ -24,7 +24,7 @@ class Server:
         self.tokens += tokens
         self.spent += spent
         self.clock.now += LOOK
-        return self.watch.look(self.spent)
+        return self.watch.look(lambda: self.spent)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_an_idle_server_is_no_cause(server: Server) -> None:
 def test_it_looks_no_more_often_than_it_has_to(server: Server) -> None:
     server.after()
     server.tokens += 5
-    assert server.watch.look(0.0) is None
+    assert server.watch.look(lambda: 0.0) is None
     assert server.after() is True
 
 

@@ -1,6 +1,7 @@
 """The collector: takes records in, keeps the store that every exporter reads."""
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from vllm_vitals.catalog.cache import KV_FREE
 from vllm_vitals.catalog.engine import UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.collector.store import MOST_SCOPES, Store
-from vllm_vitals.collector.writers import Writer, prepare, scope_key, writers
+from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
 from vllm_vitals.columns import Requests
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
@@ -38,6 +39,8 @@ class Engine:
         self.rules = rules
         self.clock = clock
         """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
+        self.latest = -math.inf
+        """Monotonic seconds of the latest step."""
         self.scheduled = False
         """Whether scheduler stats ever came."""
         self.served = False
@@ -51,9 +54,20 @@ class Engine:
         self.finished: list[Finished] = []
 
 
+def _apart(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
+    """Return the steps that are in order, and those that come after a later one."""
+    timely: list[Step] = []
+    late: list[Step] = []
+    for step in steps:
+        (late if step.clock < latest else timely).append(step)
+        latest = max(latest, step.clock)
+    return timely, late
+
+
 def _complete(step: Step, engine: Engine) -> None:
     """Add to a step what only its predecessors and its engine's facts tell."""
     engine.served = True
+    engine.latest = step.clock
     engine.finished += step.finished
     if not step.scheduled:
         return
@@ -185,9 +199,15 @@ class Collector:
             by_engine.setdefault((step.model, step.engine), []).append(step)
         for name, own in by_engine.items():
             engine = self._engine(*name)
-            for step in own:
+            timely, late = _apart(own, engine.latest)
+            if late:  # a process was cut off for a while: what it counted counts, but it sets nothing back
+                engine.finished += [request for step in late for request in step.finished]
+                counting = [writer for writer in engine.rules[Step] if not isinstance(writer, GaugeWriter)]
+                self._write(counting, late, late[-1].time, pause)
+            for step in timely:
                 _complete(step, engine)
-            self._write(engine.rules[Step], own, own[-1].time, pause)
+            if timely:
+                self._write(engine.rules[Step], timely, timely[-1].time, pause)
             if len(engine.finished) >= WAITING:
                 self._settle(engine, pause)
 
@@ -261,6 +281,7 @@ class Collector:
         if engine is None or bounds is not None:
             if engine is not None:
                 self._settle(engine)
+                self._drop_gauges(engine)
             rules = self._rules(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
             engine = Engine(model, name, rules, time.monotonic())
             self._engines[model, name] = engine

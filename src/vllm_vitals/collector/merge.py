@@ -1,6 +1,7 @@
 """Records of several serving processes made into one: in order of time, and each thing said once."""
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ class Merger:
         self._members: dict[str, Member] = {}
         self._facts: dict[EngineKey, Facts] = {}
         self._slept: dict[EngineKey, float] = {}
-        """When each engine was last said to be in a state, Unix seconds."""
+        """When each engine was last said to be in a state, monotonic seconds."""
         self._held: list[tuple[float, int, Step]] = []
         self._serial = itertools.count()
 
@@ -51,6 +52,8 @@ class Merger:
             member = self._members.setdefault(process, Member())
             member.until = max(member.until, until)
             passed = [record for record in records if self._passes(record, member)]
+            if any(isinstance(record, Gone) for record in passed):
+                self._release(pause, until=math.inf)  # what an engine did before it went
             self._collector.add(passed, pause)
             self._release(pause)
 
@@ -62,6 +65,11 @@ class Merger:
             self._release(pause)
             self._collector.add([Gone(*key) for key in sorted(member.engines) if self._is_gone(key)], pause)
 
+    def finish(self) -> None:
+        """Hand on what waits for others: nobody will be heard any more."""
+        with self._lock:
+            self._release(Pace().breathe, until=math.inf)
+
     def _passes(self, record: Record, member: Member) -> bool:
         """Tell whether a record goes to the collector at once."""
         if isinstance(record, Step):
@@ -71,8 +79,8 @@ class Merger:
             return self._is_news(record, member)
         if isinstance(record, Sleep):
             key = (record.model, record.engine)
-            latest = record.time >= self._slept.get(key, 0.0)
-            self._slept[key] = max(record.time, self._slept.get(key, 0.0))
+            latest = record.clock >= self._slept.get(key, 0.0)
+            self._slept[key] = max(record.clock, self._slept.get(key, 0.0))
             return latest
         if isinstance(record, Gone):
             member.engines.discard((record.model, record.engine))
@@ -93,10 +101,10 @@ class Merger:
         self._slept.pop(key, None)
         return self._facts.pop(key, None) is not None
 
-    def _release(self, pause: Callable[[], None]) -> None:
-        """Hand the steps on before which none can come any more."""
-        told = min((member.until for member in self._members.values()), default=float("inf"))
-        horizon = max(told, time.monotonic() - LONGEST_HOLD)
+    def _release(self, pause: Callable[[], None], until: float = 0.0) -> None:
+        """Hand the steps on before which none can come any more, and those up to `until`."""
+        told = min((member.until for member in self._members.values()), default=math.inf)
+        horizon = max(told, until, time.monotonic() - LONGEST_HOLD)
         steps = []
         while self._held and self._held[0][0] <= horizon:
             steps.append(heappop(self._held)[2])

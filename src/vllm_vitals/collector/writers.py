@@ -49,18 +49,13 @@ class LabelledCounterWriter(Writer):
 
 
 class GaugeWriter(Writer):
-    """Sets to what the latest record says that says anything; what comes too late is passed over."""
-
-    _latest = 0.0
+    """Sets to what the latest record says that says anything."""
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: D102
-        if time < self._latest:
-            return
         for record in reversed(records):
             value = self.read(record)
             if value is not None:
                 self._set(value, time)
-                self._latest = time
                 return
 
     def _set(self, value: Any, time: float) -> None:

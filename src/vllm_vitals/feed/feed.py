@@ -172,7 +172,7 @@ class Feed:
             health.dropped += source.told[0] - dropped
             health.hook_time += source.told[2] - hook_time
             self._errors["hook"] += source.told[1] - failed
-        health.detached = self._watch.look(sum(source.tap.hook_time for source in self._sources))
+        health.detached = self._watch.look(lambda: sum(source.tap.hook_time for source in self._sources))
         health.errors = {stage: count for stage, count in self._errors.items() if count}
         self._errors.clear()
         if health.dropped and time.monotonic() - self._complained > COMPLAIN:
@@ -192,7 +192,7 @@ def _events(source: Source) -> Iterator[Record]:
     state = source.tap.sleep
     if state != source.sleep and state is not None:
         source.sleep = state
-        yield from (Sleep(source.model, engine, state, time.time()) for engine in source.engines)
+        yield from (Sleep(source.model, engine, state, time.monotonic()) for engine in source.engines)
 
 
 def _shown(value: Any) -> str:

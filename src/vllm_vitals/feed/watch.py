@@ -19,16 +19,17 @@ class Watch:
         self._before: tuple[float, float] | None = None
         self._detached = False
 
-    def look(self, spent: float) -> bool | None:
+    def look(self, hooks: Callable[[], float]) -> bool | None:
         """Return whether vLLM goes on without us, `None` when that is not new.
 
-        `spent`: seconds that all our hooks have taken up to now, which grow with every call.
+        `hooks` gives the seconds that all our hooks have taken up to now, which grow with every call.
         """
         now = time.monotonic()
         if now - self._looked < LOOK:
             return None
         self._looked = now
         tokens, before = self._generated(), self._before
+        spent = hooks()  # after the tokens: vLLM calls us before it counts
         self._before = (tokens, spent)
         if before is None:
             return None

@@ -71,18 +71,19 @@ class Poller:
         self._failures += 1
         self._collector.count_error("read")
         self._source.take((), time.time())
-        self._say(0.0)
+        self._say(set())
 
     def _succeed(self) -> None:
         if self._failures:
             LOGGER.info("vLLM's own metrics can be had again after %d failures", self._failures)
         self._failures = 0
         with self._collector.store.lock:
-            self._engines |= set(self._collector.store[engine.RUNNING].cells)
-        self._say(1.0)
+            present = set(self._collector.store[engine.RUNNING].cells)
+        self._engines |= present
+        self._say(present)
 
-    def _say(self, up: float) -> None:
-        """Tell whether the engines that were ever on the page are there."""
+    def _say(self, present: set[Key]) -> None:
+        """Tell which of the engines that were ever on the page are there."""
         with self._collector.store.lock:
             for scope in self._engines:
-                self._collector.store[engine.UP].number(scope).set(up, time.time())
+                self._collector.store[engine.UP].number(scope).set(float(scope in present), time.time())

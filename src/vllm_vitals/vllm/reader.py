@@ -41,6 +41,8 @@ PREFIX = 1 + len(QUEUES)
 """Where the prefix cache's stats are among what is read of a scheduler."""
 LATENCIES = len(OUTPUTS) + len(WATERMARKS)
 """Where the list of one number for each running request is among what is read of an iteration."""
+FEW = 16
+"""Finished requests of a step that are read on the event loop; more wait for the feeder."""
 # 0.16 to 0.19 count a token that is cached but computed again both as computed and as a hit.
 PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tokens")
 
@@ -112,7 +114,7 @@ class Reader:
             return iteration
         if type(latencies) is list and len(latencies) >= MANY:
             latencies = Packed(latencies)
-        ended = [self._requests.row(each) or each for each in finished]
+        ended = finished if len(finished) > FEW else [self._requests.row(each) or each for each in finished]
         return Row((*row[:LATENCIES], latencies, *row[LATENCIES + 1 : -2], prompt, ended))
 
     def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:

@@ -77,6 +77,11 @@ class Receiver:
         self._thread = threading.Thread(target=self._run, args=(self._listener,), name="vitals-wire", daemon=True)
         self._thread.start()
 
+    @property
+    def connections(self) -> int:
+        """Return how many processes are connected."""
+        return len(self._open)
+
     def stop(self) -> None:
         """Close everything; in most cases nothing is handed on any more when this returns, after 2 s at most."""
         end = time.monotonic() + 2.0
