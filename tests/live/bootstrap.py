@@ -24,7 +24,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".cache"
 LOG = CACHE / "bootstrap.log"
-TEST_DEPENDENCIES = ("pytest", "pytest-timeout", "aiohttp", "httpx", "rotel", "trustme")
+TEST_DEPENDENCIES = ("pytest", "pytest-timeout", "aiohttp", "httpx", "rotel", "trustme", "hypothesis")
 # Their CUDA builds break the import of transformers beside a CPU torch, and no text model needs them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 PROBE = (
