@@ -105,20 +105,33 @@ def test_the_page_of_the_processes_names_what_there_is():
         assert (DOCS / link).exists()
 
 
-def test_the_destinations_are_read_as_the_page_says():
-    """Every row's variables make a target without a warning, with the header that it names."""
-    rows = [line.split("|")[2] for line in page("otlp").splitlines() if line.startswith("| ") and "`OTEL_" in line]
-    assert len(rows) == 9
-    for row in rows:
-        pairs = dict(re.findall(r"`(OTEL_\w+)=([^`]+)`", row))
-        loaded = load({name: value.replace("PORT", "80") for name, value in pairs.items()})
+DESTINATIONS = sorted((DOCS / "destinations").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", DESTINATIONS, ids=lambda path: path.stem)
+def test_what_a_destination_wants_is_read_as_its_page_says(path):
+    """Each block's variables make a target without a warning, with the header that it names."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    assert f"destinations/{path.name}" in page("otlp")
+    assert re.search(r"## Tried\?\n\n\*\*(Yes|No)", text)
+    for block in blocks:
+        pairs = dict(re.findall(r"export (OTEL_\w+)=(\S+)", block))
+        pairs = {
+            name: value.replace("PORT", "80").replace("URL", "https://HOST/v1/metrics") for name, value in pairs.items()
+        }
+        loaded = load(pairs)
         assert not loaded.warnings
-        if "_ENDPOINT" in "".join(pairs):
-            found = resolve(loaded.settings.otlp)
-            assert found is not None
-            assert found.protocol == "grpc" or found.endpoint.endswith("/v1/metrics")
-        if any("_HEADERS" in name for name in pairs):
-            assert all(
-                value.get_secret_value() and "%" not in value.get_secret_value()
-                for value in loaded.settings.otlp.headers.values()
-            )
+        found = resolve(loaded.settings.otlp)
+        assert found is not None
+        assert found.protocol == "grpc" or found.endpoint.endswith("/v1/metrics")
+        headers = [value.get_secret_value() for value in loaded.settings.otlp.headers.values()]
+        assert len(headers) == sum("_HEADERS" in name for name in pairs)
+        assert all(value and "%" not in value for value in headers)
+
+
+def test_there_is_a_page_for_each_destination():
+    assert {path.stem for path in DESTINATIONS} == {
+        "collector", "datadog", "dynatrace", "google-cloud", "grafana", "new-relic",
+    }  # fmt: skip
