@@ -131,7 +131,12 @@ OUTAGES = {
         Outage("expired certificate", "certificate has expired", lambda: good("grpc").serve(), expired=True),
     ),
 }
-CASES = [("http/protobuf", "delta", "explicit"), ("grpc", "cumulative", "base2_exponential")]
+CASES = [
+    ("http/protobuf", "delta", "explicit"),
+    ("http/protobuf", "cumulative", "base2_exponential"),
+    ("grpc", "cumulative", "base2_exponential"),
+    ("grpc", "delta", "explicit"),
+]
 
 
 @dataclass
