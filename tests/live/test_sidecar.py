@@ -21,7 +21,7 @@ FINISHED = "vllm_requests_finished_total"
 DROPPED = "vitals_steps_dropped_total"
 STOPPED = 30.0
 """Seconds for which the sidecar stands still."""
-RECOVERY = 5.0
+RECOVERY = 10.0
 """Seconds within which all is as it should be again."""
 
 
