@@ -18,7 +18,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from tests.live.server import free_port
 
 Labels = frozenset[tuple[str, str]]
-DELTA = 1
+UNSPECIFIED, DELTA, CUMULATIVE = range(3)
+"""Aggregation temporalities as OTLP numbers them; gauges have none."""
 
 
 class Totals:
@@ -28,6 +29,7 @@ class Totals:
         self.totals: dict[str, dict[Labels, float]] = defaultdict(dict)
         self.counts: dict[str, dict[Labels, int]] = defaultdict(dict)
         self.described: dict[str, tuple[str, str]] = {}
+        self.temporalities: dict[str, int] = {}
         self.resources: set[Labels] = set()
         self.pushes = 0
 
@@ -39,6 +41,7 @@ class Totals:
                 kind = metric.WhichOneof("data")
                 self.described[metric.name] = (kind, metric.unit)
                 data = getattr(metric, kind)
+                self.temporalities[metric.name] = getattr(data, "aggregation_temporality", UNSPECIFIED)
                 for point in data.data_points:
                     self._add(metric.name, point, added=getattr(data, "aggregation_temporality", 0) == DELTA)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.collector import Rotel, Sink
+from tests.live.collector import CUMULATIVE, DELTA, UNSPECIFIED, Rotel, Sink
 from tests.live.pages import eventually
 from tests.unit.test_exposition import full_collector
 from vllm_vitals.catalog import CATALOG
@@ -44,6 +44,8 @@ def test_all_of_it_arrives(protocol: str, temporality: str, histograms: str, tmp
             "exponential_histogram" if (metric.kind, histograms) == ("histogram", "exponential") else KINDS[metric.kind]
         )
         assert sink.described[metric.name] == (kind, metric.unit), metric.name
+        summed = DELTA if temporality == "delta" else CUMULATIVE
+        assert sink.temporalities[metric.name] == (UNSPECIFIED if kind == "gauge" else summed), metric.name
         named = {
             frozenset((name, value) for name, value in zip(metric.labelnames, key, strict=True) if value): cell
             for key, cell in cells.items()
