@@ -144,8 +144,6 @@ class Facts(Struct, tag=True, omit_defaults=True):
     buckets: dict[str, list[float]] = {}
     info: dict[str, str] = {}
     features: frozenset[str] = frozenset()
-    alone: bool = True
-    """Whether one serving process sees all steps of the engine; of several, each sees a part."""
 
 
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):

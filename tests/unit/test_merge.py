@@ -31,7 +31,7 @@ class Deployment:
     def join(self, *processes: str, engines: tuple[str, ...] = ("0",), startup: float = 1.0) -> "Deployment":
         for process in processes:
             for engine in engines:
-                facts = Facts(MODEL, engine, max_num_seqs=8, startup=startup, alone=False)
+                facts = Facts(MODEL, engine, max_num_seqs=8, startup=startup)
                 self.merger.take(process, [facts, Sleep(MODEL, engine, "awake")], 0.0)
             startup += 1
         return self
@@ -167,3 +167,13 @@ def test_an_engines_last_steps_come_before_its_end(clock: Clock) -> None:
     one.merger.take("a", [last, Gone(MODEL, "0")], clock.now - 0.05)
     assert (one.running(), one.see(UP, **ENGINE)) == (None, 0)
     assert one.see("vllm_tokens_generation_total", **ENGINE) == 5
+
+
+def test_the_last_steps_of_an_engine_that_is_cut_off_come_before_its_end(clock: Clock) -> None:
+    both = Deployment().join("a")
+    both.join("b", engines=("1",))
+    last = step(clock.now - 0.01, 3, iterated=True, generation_tokens=5)
+    both.merger.take("a", [last], clock.now)  # waits: `b` may have something older to tell
+    both.merger.leave("a")
+    assert (both.running(), both.see(UP, **ENGINE)) == (None, 0)
+    assert both.see("vllm_tokens_generation_total", **ENGINE) == 5

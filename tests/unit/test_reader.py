@@ -1,5 +1,6 @@
 """What each release says of a step, field by field; what it does not say, or says oddly, costs only itself."""
 
+import weakref
 from array import array
 from enum import Enum, IntEnum
 from types import SimpleNamespace as Stats
@@ -422,3 +423,20 @@ def test_arrays_are_as_good_as_lists() -> None:
     assert len(step.finished) == 2
     assert list(step.first_token_latencies) == [0.25, 0.5]
     assert complaints == []
+
+
+class Tracked(Stats):
+    """Stats whose end can be seen."""
+
+
+def test_vllms_objects_are_let_go_of_one_by_one() -> None:
+    reader = Reader(MODEL, lambda *_: None)
+    made = [Tracked(num_generation_tokens=1, inter_token_latencies_iter=[0.5]) for _ in range(8)]
+    alive = [weakref.ref(each) for each in made]
+    calls = [(float(place), None, each, None, 0) for place, each in enumerate(made)]
+    made.clear()
+    seen: list[int] = []
+    reader.read(calls, EPOCH, lambda: seen.append(sum(each() is not None for each in alive)))
+    assert calls == []
+    assert len(set(seen)) > 4  # fewer and fewer, not all at the end
+    assert seen == sorted(seen, reverse=True)

@@ -45,7 +45,6 @@ class Engine:
         """Whether scheduler stats ever came."""
         self.served = False
         """Whether anything came."""
-        self.alone = True
         self.worked: float | None = None
         """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
         self.holds_requests = False
@@ -73,7 +72,7 @@ def _complete(step: Step, engine: Engine) -> None:
         return
     engine.scheduled, engine.stale = True, False
     engine.clock = max(engine.clock, step.clock)
-    if engine.worked is not None and engine.alone:
+    if engine.worked is not None:
         step.interval = step.clock - engine.worked
     engine.holds_requests = bool(step.running or step.waiting or step.deferred)
     engine.worked = step.clock if engine.holds_requests else None
@@ -222,7 +221,7 @@ class Collector:
         for facts in records:
             bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
             engine = self._engine(facts.model, facts.engine, bounds)
-            engine.kv_cache_tokens, engine.alone = facts.kv_cache_tokens, facts.alone
+            engine.kv_cache_tokens = facts.kv_cache_tokens
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)

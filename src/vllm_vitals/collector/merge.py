@@ -62,8 +62,9 @@ class Merger:
         pause = Pace().breathe
         with self._lock:
             member = self._members.pop(process, Member())
-            self._release(pause)
-            self._collector.add([Gone(*key) for key in sorted(member.engines) if self._is_gone(key)], pause)
+            gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
+            self._release(pause, until=math.inf if gone else 0.0)  # what an engine did before it went
+            self._collector.add(gone, pause)
 
     def finish(self) -> None:
         """Hand on what waits for others: nobody will be heard any more."""
@@ -89,7 +90,6 @@ class Merger:
 
     def _is_news(self, facts: Facts, member: Member) -> bool:
         """Tell whether facts are not those that another process of the engine has told."""
-        facts.alone = True
         key = (facts.model, facts.engine)
         member.engines.add(key)
         known, self._facts[key] = self._facts.get(key), facts

@@ -72,12 +72,9 @@ class LabelledGaugeWriter(GaugeWriter):
 class HistogramWriter(Writer):
     """Observes: a value of each record, or an array of them."""
 
-    def __init__(
-        self, family: Family, scope: Key, read: Callable[[Any], Any] | str, bounds: tuple[float, ...], label: Key = ()
-    ) -> None:
+    def __init__(self, family: Family, scope: Key, read: Callable[[Any], Any] | str, bounds: tuple[float, ...]) -> None:
         super().__init__(family, scope, read)
         metric: Histogram[Any] = family.metric  # type: ignore[assignment]
-        self._label = label
         self._bounds = bounds
         self._ceiling = reader(metric.ceiling) if metric.ceiling else None
         self._cells: dict[Any, HistogramCell] = {}
@@ -90,7 +87,7 @@ class HistogramWriter(Writer):
             values = [array("d", values)]
         if any(values):
             most = self._ceiling(records[-1]) if self._ceiling else None
-            cell = self._cell(self._label)
+            cell = self._cell(())
             for each in values:
                 cell.extend(each, most)
 
@@ -112,7 +109,7 @@ class RequestWriter(HistogramWriter):
     def take(self, records: Sequence[Requests], time: float) -> None:  # noqa: ARG002, D102
         for requests in records:
             read = self.read(requests)
-            for label, values in read.items() if isinstance(read, Mapping) else [(self._label, read)]:
+            for label, values in read.items() if isinstance(read, Mapping) else [((), read)]:
                 self._observe(label if isinstance(label, tuple) else (label,), values, requests)
 
     def _observe(self, label: Key, values: Floats, requests: Requests) -> None:

@@ -57,7 +57,6 @@ def engine_facts(config: Any, engine: str, engines: int, version: str) -> Facts:
         buckets=_custom_buckets(config),
         info=_info(config, version),
         features=frozenset(name for name, on in _features(config).items() if on),
-        alone=api_server(config)[1] == 1,
     )
 
 

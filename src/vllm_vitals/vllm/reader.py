@@ -331,8 +331,9 @@ class Reader:
 
 
 def _given(steps: Sequence[Step], stats: list[Any]) -> tuple[Sequence[Step], list[Any]]:
-    """Return the steps for which there are stats, and these."""
+    """Return the steps for which there are stats, and these; `stats` is emptied, so that nobody else keeps them."""
     given = [(step, each) for step, each in zip(steps, stats, strict=True) if each is not None]
+    stats.clear()
     return [step for step, _ in given], [each for _, each in given]
 
 
