@@ -1,6 +1,7 @@
 """vLLM that goes on without us: told once, and its end; by hand-made counts."""
 
 import logging
+import math
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -69,3 +70,16 @@ def test_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens.labels("0").inc(3)
     tokens.labels("1").inc(4)
     assert counted.generated() == 7
+
+
+def test_a_registry_that_cannot_be_read_says_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(CollectorRegistry):
+        def restricted_registry(self, names: object) -> object:  # type: ignore[override]
+            raise RuntimeError(names)
+
+    monkeypatch.setattr(counted, "REGISTRY", Broken())
+    assert math.isnan(counted.generated())
+    server.tokens = math.nan
+    assert [server.after(), server.after()] == [None, None]
+    server.tokens = 5
+    assert server.after() is None  # it is not known that any came

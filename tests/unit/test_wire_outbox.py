@@ -252,3 +252,14 @@ def test_what_would_be_told_again_and_again_is_checked_first(broken: Record) -> 
     assert packer.known.records() == []
     assert unpacked(packer.seal(0.0, Kept())).records == [Health(errors={"wire": 1}, process="3")]
     assert packer.dropped == 0
+
+
+def test_that_a_process_is_called_no_more_is_told_to_every_collector_and_made_good_for() -> None:
+    packer = Packer("3", SIZE)
+    for told in (Health(dropped=1), Health(detached=True), Health(hook_time=0.5)):
+        packer.add(told)
+    assert packer.known.records() == [Health(process="3", detached=True)]
+    lost = packer.seal(0.0, Kept()).kept
+    assert lost.records(Known(), "3") == [Health(dropped=1, hook_time=0.5, process="3", detached=True)]
+    packer.add(Health(detached=False))
+    assert packer.known.records() == [Health(process="3", detached=False)]

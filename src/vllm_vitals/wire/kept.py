@@ -1,6 +1,7 @@
 """What must reach the collector although the batch that it was in is dropped."""
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from vllm_vitals.step import Facts, Gone, Health, Record, Rejection, Sleep
 
@@ -11,10 +12,11 @@ Key = tuple[str, str]
 
 
 class Known:
-    """What is so of each engine at present: what was said of it last."""
+    """What is so at present of each engine, and of this process: what was said of it last."""
 
     def __init__(self) -> None:
         self._engines: dict[Key, dict[type, Record]] = {}
+        self._process: list[Record] = []
 
     def note(self, record: Record) -> None:
         """Take notice of a record, if it is one that says what is so."""
@@ -24,10 +26,12 @@ class Known:
             key = (record.model, record.engine)
             if key in self._engines or len(self._engines) < MOST:
                 self._engines.setdefault(key, {})[type(record)] = record
+        elif isinstance(record, Health) and record.detached is not None:
+            self._process = [Health(process=record.process, detached=record.detached)]
 
     def records(self) -> list[Record]:
-        """Return what has to be known of all engines."""
-        return [record for said in self._engines.values() for record in said.values()]
+        """Return what has to be known of all engines and of the process."""
+        return [*(record for said in self._engines.values() for record in said.values()), *self._process]
 
     def of(self, key: Key) -> list[Record]:
         """Return what is so of one engine: that it is gone if nothing is known."""
@@ -62,10 +66,8 @@ class Kept(Struct):
         """Return what makes good for the lost records of a process, of which this is known now."""
         told: list[Record] = [record for key in self.engines for record in known.of(key)]
         told += [Rejection(model, reason, count) for (model, reason), count in self.rejections.items()]
-        health = self.health
-        if health.dropped or health.hook_time or health.errors:
-            told.append(Health(health.dropped, health.hook_time, health.errors, process))
-        return told
+        health = replace(self.health, process=process)
+        return told if health == Health(process=process) else [*told, health]
 
     def _engine(self, key: Key) -> None:
         if len(self.engines) < MOST:
@@ -79,5 +81,6 @@ class Kept(Struct):
         own = self.health
         own.dropped += health.dropped
         own.hook_time += health.hook_time
+        own.detached = own.detached if health.detached is None else health.detached
         for stage, count in health.errors.items():
             own.errors[stage] = own.errors.get(stage, 0) + count
