@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import socket
 import statistics
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .candidates import CANDIDATES, PUSHING, Record
@@ -22,12 +24,15 @@ EXPORT_SECONDS = 1.0
 MOST_DEBT = 0.1
 """Seconds of steps that are made up for at most: an engine goes on while its front end is late, but not for ever."""
 
+OUT = ("refusing", "hanging")
+"""Ways in which a receiver takes nothing: nobody listens, or somebody who never answers."""
+
 EXPORTED_AT = 1024
 PERCENTILES = (50.0, 99.0, 99.9)
 
 
 class Case(NamedTuple):
-    """A candidate, and whether what it has is scraped or pushed every second."""
+    """A candidate, and whether what it has is scraped or pushed every second, or pushed to a receiver that is `OUT`."""
 
     candidate: str
     exported: str = "no"
@@ -52,11 +57,13 @@ class Lags(NamedTuple):
 
 PLAIN = tuple(map(Case, CANDIDATES))
 EXPORTED = (Case("builtin", "scraped"), Case("ours", "scraped"), Case("otel", "pushed"), Case("ours", "pushed"))
+OUTAGES = tuple(Case("ours", out) for out in OUT)
 
 
 def situations(options: Options) -> list[Situation]:
     """Return one engine at every batch size, then eight of them."""
-    alone = [Situation(running, 1, PLAIN + EXPORTED * (running == EXPORTED_AT)) for running in options.running]
+    more = EXPORTED + OUTAGES
+    alone = [Situation(running, 1, PLAIN + more * (running == EXPORTED_AT)) for running in options.running]
     return [*alone, Situation(EXPORTED_AT, 8, (Case("none"), *EXPORTED))]
 
 
@@ -65,10 +72,12 @@ def measure(case: Case, running: int, engines: int, seconds: float) -> Lags:
     port = free_port()
     makers = [StepMaker(running // engines, seed=index) for index in range(engines)]
     with contextlib.ExitStack() as stack:
-        if case.exported == "pushed":
+        if case.exported in ("pushed", *OUT):
             receiver = stack.enter_context(Receiver("http/protobuf"))
             os.environ |= receiver.variables(interval=EXPORT_SECONDS)
-        ways = PUSHING if case.exported == "pushed" else CANDIDATES
+        if case.exported in OUT:
+            os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = stack.enter_context(_nobody(listens=case.exported == "hanging"))
+        ways = PUSHING if case.exported in ("pushed", *OUT) else CANDIDATES
         steps = Steps(ways[case.candidate](engines, port), makers)
         if case.exported == "scraped":
             stack.enter_context(scraping(port, every=EXPORT_SECONDS))
@@ -76,6 +85,16 @@ def measure(case: Case, running: int, engines: int, seconds: float) -> Lags:
         if case.exported == "pushed" and not receiver.taken().pushes:
             raise RuntimeError("nothing was pushed")
     return lags
+
+
+@contextlib.contextmanager
+def _nobody(*, listens: bool) -> Iterator[str]:
+    """Give an endpoint that takes nothing: it refuses, or it `listens` and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        endpoint = f"http://127.0.0.1:{held.getsockname()[1]}"
+        if not listens:
+            held.close()
+        yield endpoint
 
 
 async def _measure(steps: "Steps", seconds: float, port: int | None) -> Lags:
@@ -132,7 +151,8 @@ def run(options: Options) -> Figure:
         "lateness of the event loop at 100 steps/s per engine, ms, median of rounds",
         [*columns, "of each round", "p99.9 / none"],
         "Candidates take turns in each round and a ratio is taken within its round. Scraped or pushed: once a second; `none`\n"
-        "never is. Steps/s below 100: recording takes all the time of the loop.",
+        "never is. Refusing, hanging: pushed to a receiver that takes nothing. Steps/s below 100: recording takes all the\n"
+        "time of the loop.",
     )
     for situation in situations(options):
         _compare(figure, options, situation)
