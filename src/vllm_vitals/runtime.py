@@ -110,7 +110,7 @@ class Runtime:
             sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
         model = model_name(config)
         reader = self._reader(model, facts[0])
-        tap = Tap(self.settings.queue_size, reader.pack)
+        tap = Tap(self.settings.queue_size)
         self.feed.attach(Source(tap, reader.read, model, engines))
         return tap
 

@@ -13,21 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.vllm.fields import MANY, Fields, Packed, Row, Table
+from vllm_vitals.vllm.fields import MANY, Fields, Table, quickly
 
 NUMBERS, COUNTS, OTHERS = ("a", "b"), ("c", "d"), ("e",)
 NAMES = (*NUMBERS, *COUNTS, *OTHERS)
 LENGTHS = (16, 17, 63, 64, 65, 255, 256, 65535, 65536, 65537)
 """Around every length at which a list's head, or the way to read it, changes."""
-
-
-def packed(values: list[Any]) -> Any:
-    """Return the floats of a list by way of packing it, `None` when it holds anything else."""
-    try:
-        made = Packed(values)
-    except (TypeError, OverflowError):
-        return None
-    return made.unpack() if made.is_plain() else None
 
 
 class Text(str):
@@ -90,23 +81,6 @@ def test_a_table_reads_what_the_fields_give_one_by_one(given_: list[dict[str, An
     assert told == expected_told
 
 
-@examples(300)
-@given(st.lists(objects, min_size=1, max_size=6))
-def test_rows_that_were_read_beforehand_are_as_good(given_: list[dict[str, Any]]) -> None:
-    told: list[Any] = []
-    expected_told: list[Any] = []
-    table = Table(fields(told), NUMBERS, COUNTS, OTHERS)
-    complete = SimpleNamespace(a=1.5, b=1.5, c=1, d=1, e="x")
-    assert table.row(complete) is None
-    table.read([complete])
-    sources = [SimpleNamespace(**{**vars(complete), **each}) for each in given_]
-    rows = [table.row(source) for source in sources]
-    assert {type(row) for row in rows} == {Row}
-    for row, source in zip(table.read(rows), sources, strict=True):
-        assert all(map(same, row, one_by_one(source, expected_told)))
-    assert told == expected_told
-
-
 def test_one_that_does_not_fit_costs_only_itself() -> None:
     table = Table(fields(), (), ("c", "d"))
     rows = table.read([SimpleNamespace(c=1, d=1), SimpleNamespace(c=2**70, d=1), SimpleNamespace(c=None, d=2)])
@@ -138,7 +112,7 @@ def test_a_property_that_raises_costs_only_itself() -> None:
 def test_a_list_of_floats_is_taken_whole(length: int) -> None:
     values = [number / 7 for number in range(length)]
     values[0], values[-1] = -0.0, math.inf
-    assert packed(values) == array("d", values)
+    assert quickly(values) == array("d", values)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -147,21 +121,21 @@ def test_a_list_of_floats_is_taken_whole(length: int) -> None:
 def test_a_list_of_anything_else_is_not(length: int, item: Any, place: int) -> None:
     values: list[Any] = [1.0] * length
     values[place] = item
-    assert packed(values) is None
+    assert quickly(values) is None
 
 
 @examples(300)
 @given(st.lists(st.one_of(st.floats(), values), max_size=3), st.integers(0, 2 * MANY), st.integers(0, 2 * MANY))
 def test_only_lists_of_nothing_but_floats_are(some: list[Any], before: int, after: int) -> None:
     given_ = [0.5] * before + some + [0.25] * after
-    quick = packed(given_)
+    quick = quickly(given_)
     if quick is not None:
         assert all(type(value) is float for value in given_)
         assert quick.tobytes() == array("d", given_).tobytes()
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, MANY - 1, MANY, MANY + 1, 65535, 65536])
-@pytest.mark.parametrize("make", [list, tuple, Packed, np.array, lambda values: array("d", values)])
+@pytest.mark.parametrize("make", [list, tuple, np.array, lambda values: array("d", values)])
 def test_numbers_of_any_container_and_length_are_read(length: int, make: Any) -> None:
     values = [number / 3 for number in range(length)]
     assert fields().floats(make(values), "f") == array("d", values)

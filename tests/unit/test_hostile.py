@@ -1,6 +1,7 @@
 """Whatever vLLM hands over, nothing raises, the next step counts, and no number that cannot be true shows."""
 
 import math
+import re
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from vllm_vitals.collector.collector import Collector
 from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.settings import Settings
+from vllm_vitals.step import Step
 from vllm_vitals.vllm.reader import Reader
 
 SCHEDULER = (
@@ -122,7 +124,7 @@ COMPLETE = SimpleNamespace(
     **{**vars(ZEROS), "prefix_cache_stats": ZEROS, "prompt_token_stats": ZEROS, "finished_requests": [ZEROS],
        "inter_token_latencies_iter": [0.5] * 100},
 )  # fmt: skip
-"""Stats that lack nothing: what is packed is packed of such."""
+"""Stats that lack nothing."""
 
 
 def full(stats: Any) -> Any:
@@ -170,12 +172,16 @@ def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), min_size=1, max_size=4))
-def test_what_is_packed_reads_as_what_is_not(calls: list[tuple[Any, Any, Any]]) -> None:
-    plain, packing = Reader("m", lambda *_: None), Reader("m", lambda *_: None)
-    packing.read([(0.0, COMPLETE, COMPLETE, None, 0)], 0.0)
+def test_what_is_read_together_reads_as_what_is_read_apart(calls: list[tuple[Any, Any, Any]]) -> None:
+    apart, together = Reader("m", lambda *_: None), Reader("m", lambda *_: None)
     given_ = [(float(place), full(s), full(i), m, 0) for place, (s, i, m) in enumerate(calls)]
-    packed = [packing.pack(call) for call in given_]
-    assert repr(packing.read(list(packed), 0.0)) == repr(plain.read(list(given_), 0.0))
+    one_by_one = [step for call in given_ for step in apart.read([call], 0.0)]
+    assert shown(together.read(list(given_), 0.0)) == shown(one_by_one)
+
+
+def shown(steps: list[Step]) -> str:
+    """Return steps as text, whole numbers as floats: where all is plain, one stays what it was."""
+    return re.sub(r"(?<![\w.])(\d+)(?![.\w])", r"\1.0", repr(steps))
 
 
 @pytest.mark.parametrize("stats", [Quitting(), Raising(), object(), 7, "text", [], {}])

@@ -41,7 +41,7 @@ ERRORS = Counter(
                        "wire: what came over the socket. collect: adding a step up. export: serving or sending")),
 )  # fmt: skip
 HOOK_TIME = Counter(
-    "vitals.hook.duration", "s", "Time that vLLM's event loop spent in this plugin: in its hooks, and in packing what they heard.",
+    "vitals.hook.duration", "s", "Time that vLLM's event loop spent in the hooks of this plugin.",
     of=Health, read=lambda h: {h.process: h.hook_time}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 DETACHED = Gauge(

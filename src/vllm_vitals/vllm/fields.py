@@ -29,41 +29,6 @@ _FLOAT = b"\xcb"
 _ITEM = np.dtype([("mark", "u1"), ("value", ">f8")])
 
 
-class Packed:
-    """A list in MessagePack, whose encoder walks it several times faster than an array is filled from one."""
-
-    __slots__ = ("_count", "content")
-
-    def __init__(self, values: list[Any]) -> None:
-        """Pack a list of fewer than 2**32 items.
-
-        Raises:
-            Exception: when something in it cannot be packed.
-        """
-        self._count = len(values)
-        self.content = _encode(values)
-
-    def is_plain(self) -> bool:
-        """Tell whether the list holds nothing but floats."""
-        content, size = self.content, _ITEM.itemsize
-        return (
-            len(content) == self._start + size * self._count
-            and content[self._start :: size].count(_FLOAT) == self._count
-        )
-
-    def unpack(self) -> "array[float]":
-        """Return the floats of a plain list."""
-        items = np.frombuffer(self.content, dtype=_ITEM, offset=self._start)
-        made = array("d")
-        made.frombytes(items["value"].astype(np.float64).tobytes())
-        return made
-
-    @property
-    def _start(self) -> int:
-        """Return the size of the list's head."""
-        return 1 if self._count < 16 else 3 if self._count < 65536 else 5  # noqa: PLR2004
-
-
 class Fields:
     """Typed reads that return a default instead of raising, and complain of what they could not use."""
 
@@ -125,10 +90,8 @@ class Fields:
 
     def floats(self, values: Any, field: str) -> "array[float]":
         """Return an iterable of numbers as float64; items that are none are left out."""
-        if type(values) is Packed:
-            return values.unpack() if values.is_plain() else self._each(msgspec.msgpack.decode(values.content), field)
         if not self.is_empty(values):
-            if type(values) is list and len(values) >= MANY and (quick := _quickly(values)) is not None:
+            if type(values) is list and len(values) >= MANY and (quick := quickly(values)) is not None:
                 return quick
             try:
                 return array("d", values if isinstance(values, list) else list(values))
@@ -169,19 +132,23 @@ class Fields:
         return {label: whole for label, whole in read if whole is not None}
 
 
-def _quickly(values: list[Any]) -> "array[float] | None":
-    """Return a list of nothing but floats as an array, `None` when it holds anything else."""
+def quickly(values: list[Any]) -> "array[float] | None":
+    """Return a list of nothing but floats as an array, `None` when it holds anything else.
+
+    The encoder of MessagePack walks a list several times faster than an array is filled from one.
+    """
+    count = len(values)
+    head = 1 if count < 16 else 3 if count < 65536 else 5  # noqa: PLR2004 - bytes that tell how many follow
     try:
-        packed = Packed(values)
+        content = _encode(values)
     except BaseException:  # noqa: BLE001 - something that cannot be packed
         return None
-    return packed.unpack() if packed.is_plain() else None
-
-
-class Row(tuple[Any, ...]):
-    """What a table reads of an object, read beforehand."""
-
-    __slots__ = ()
+    if len(content) != head + _ITEM.itemsize * count or content[head :: _ITEM.itemsize].count(_FLOAT) != count:
+        return None
+    items = np.frombuffer(content, dtype=_ITEM, offset=head)
+    made = array("d")
+    made.frombytes(items["value"].astype(np.float64).tobytes())
+    return made
 
 
 class _Shape:
@@ -217,9 +184,7 @@ class Table:
         self._numbers = numbers
         self._counts = counts
         self._others = others
-        self._readers: dict[type, Callable[[Any], Sequence[Any]]] = {Row: lambda row: row}
-        self._latest = ""
-        """The name of the latest class that was met: rows do not tell theirs."""
+        self._readers: dict[type, Callable[[Any], Sequence[Any]]] = {}
 
     def read(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
         """Return each object's values, `None` for what is not there or cannot be used."""
@@ -231,21 +196,11 @@ class Table:
             return rows
         return list(map(self._one_by_one, sources))
 
-    def row(self, source: Any) -> Row | None:
-        """Return what `read` would look at, `None` of a class that it has not read yet.
-
-        Raises:
-            BaseException: when a field cannot be had.
-        """
-        read = self._readers.get(type(source))
-        return None if read is None else Row(read(source))
-
     def _rows(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
         kinds = set(map(type, sources))
         for kind in kinds - self._readers.keys():
             first = next(source for source in sources if type(source) is kind)
             self._readers[kind] = _Shape(first, (*self._numbers, *self._counts, *self._others)).read
-            self._latest = kind.__name__
         if len(kinds) == 1:
             return list(map(self._readers[kinds.pop()], sources))
         return [self._readers[type(source)](source) for source in sources]
@@ -257,18 +212,9 @@ class Table:
         return all(map(_are_numbers, columns[:first])) and all(map(_are_counts, columns[first:last]))
 
     def _one_by_one(self, source: Any) -> list[Any]:
-        if type(source) is Row:
-            return self._of_row(source)
         numbers = [self._fields.number(source, name) for name in self._numbers]
         counts = [self._fields.count(source, name) for name in self._counts]
         return [*numbers, *counts, *(self._fields.any(source, name) for name in self._others)]
-
-    def _of_row(self, row: Row) -> list[Any]:
-        last = len(self._numbers) + len(self._counts)
-        named = [f"{self._latest}.{name}" for name in (*self._numbers, *self._counts)]
-        numbers = map(self._fields.as_number, row, named[: len(self._numbers)])
-        counts = map(self._fields.as_count, row[len(self._numbers) : last], named[len(self._numbers) :])
-        return [*numbers, *counts, *row[last:]]
 
 
 def _are_numbers(column: Sequence[Any]) -> bool:

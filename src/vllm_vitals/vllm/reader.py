@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from vllm_vitals.feed.tap import Call
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Evictions, Finished, Speculation, Step
-from vllm_vitals.vllm.fields import MANY, Complain, Fields, Packed, Row, Table, text
+from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
 REQUEST_NUMBERS = (
     "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
@@ -39,10 +39,6 @@ LISTS = (
 )  # fmt: skip
 PREFIX = 1 + len(QUEUES)
 """Where the prefix cache's stats are among what is read of a scheduler."""
-LATENCIES = len(OUTPUTS) + len(WATERMARKS)
-"""Where the list of one number for each running request is among what is read of an iteration."""
-FEW = 16
-"""Finished requests of a step that are read on the event loop; more wait for the feeder."""
 # 0.16 to 0.19 count a token that is cached but computed again both as computed and as a hit.
 PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tokens")
 
@@ -87,35 +83,6 @@ class Reader:
         self._connector = connector or "unknown"
         self._connectors: set[str] = set()
         """Classes of KV connectors whose stats were passed over."""
-
-    def pack(self, call: Call) -> Call:
-        """Return a call with the fields of its objects read and its longest list packed, or as it is.
-
-        This runs on vLLM's event loop: it looks at nothing, which is left to `read`, and takes a few microseconds.
-        """
-        clock, scheduler, iteration, multimodal, engine = call
-        try:
-            return clock, self._scheduler_row(scheduler), self._iteration_row(iteration), multimodal, engine
-        except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the feeder tells of it
-            return call
-
-    def _scheduler_row(self, scheduler: Any) -> Any:
-        row = None if self._details else self._schedulers.row(scheduler)
-        if row is None:
-            return scheduler
-        return Row((*row[:PREFIX], self._lookups.row(row[PREFIX]) or row[PREFIX], *row[PREFIX + 1 :]))
-
-    def _iteration_row(self, iteration: Any) -> Any:
-        row = self._outputs.row(iteration)
-        if row is None:
-            return iteration
-        latencies, prompt, finished = row[LATENCIES], self._prompts.row(row[-2]), row[-1]
-        if prompt is None or type(finished) is not list:
-            return iteration
-        if type(latencies) is list and len(latencies) >= MANY:
-            latencies = Packed(latencies)
-        ended = finished if len(finished) > FEW else [self._requests.row(each) or each for each in finished]
-        return Row((*row[:LATENCIES], latencies, *row[LATENCIES + 1 : -2], prompt, ended))
 
     def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
