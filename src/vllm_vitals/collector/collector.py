@@ -196,6 +196,7 @@ class Collector:
         by_engine: dict[tuple[str, str], list[Step]] = {}
         for step in steps:
             by_engine.setdefault((step.model, step.engine), []).append(step)
+            pause()
         for name, own in by_engine.items():
             engine = self._engine(*name)
             timely, late = _apart(own, engine.latest)
@@ -205,6 +206,7 @@ class Collector:
                 self._write(counting, late, late[-1].time, pause)
             for step in timely:
                 _complete(step, engine)
+                pause()
             if timely:
                 self._write(engine.rules[Step], timely, timely[-1].time, pause)
             if len(engine.finished) >= WAITING:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vllm_vitals.feed.pace import Pace
+from vllm_vitals.feed.pace import Pace, let_go
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.feed.watch import Watch
 from vllm_vitals.logs import LOGGER, log_once
@@ -107,7 +107,9 @@ class Feed:
         begun = time.monotonic()
         with self._draining:
             for source in list(self._sources):
-                self._sink.add(self._read_all(source, pause), pause)
+                steps = self._read_all(source, pause)
+                self._sink.add(steps, pause)
+                let_go(steps, pause)
                 self._sink.add(list(_events(source)), pause)
                 if source.tap.orphaned and not source.tap.queue:
                     self._let_go(source, pause)

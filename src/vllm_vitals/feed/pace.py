@@ -1,6 +1,8 @@
 """Giving the interpreter up between small pieces of work, so that vLLM's event loop never waits for long."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 PIECE = 200e-6
 """Seconds of work after which the interpreter is given up."""
@@ -21,3 +23,10 @@ class Pace:
         if time.monotonic() - self._since >= PIECE:
             time.sleep(REST)
             self._since = time.monotonic()
+
+
+def let_go(items: list[Any], pause: Callable[[], None]) -> None:
+    """Empty a list bit by bit: freeing thousands of objects at once takes long."""
+    while items:
+        items.pop()
+        pause()

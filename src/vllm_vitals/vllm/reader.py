@@ -96,6 +96,7 @@ class Reader:
             Step(self._model, _engine(engine), epoch + clock, clock, clock - self._born)
             for clock, engine in zip(clocks, engines, strict=True)
         ]
+        pause()
         self._read_schedulers(steps, schedulers, pause)
         self._read_iterations(steps, iterations, pause)
         for step, multimodal in zip(steps, multimodals, strict=True):
@@ -108,6 +109,7 @@ class Reader:
         if not steps:
             return
         rows = self._schedulers.read(stats)
+        pause()
         cached, prefix = _given(steps, [row[PREFIX] for row in rows])
         for step, use in zip(cached, self._caches(prefix), strict=True):
             step.prefix_cache = use
@@ -228,6 +230,7 @@ class Reader:
         if not steps:
             return
         rows = self._outputs.read(stats)
+        pause()
         prompts = iter(self._prompts.read([prompt for *_, prompt, _ in rows if prompt is not None]))
         pause()
         ended: list[tuple[Step, list[Any]]] = []
