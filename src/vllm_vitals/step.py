@@ -71,7 +71,8 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     """One engine step as one serving process saw it.
 
     `time` is Unix seconds, `clock` a monotonic clock's seconds, `age` the seconds that the serving process
-    has lived: no latency measured in it can be longer.
+    has lived: no latency measured in it can be longer. What is empty is `None`: many wait at a time, and each
+    container makes Python's garbage collector run sooner.
     """
 
     model: str
@@ -87,32 +88,32 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     kv_cache_usage: float | None = None
     prefix_cache: CacheUse | None = None
     external_prefix_cache: CacheUse | None = None
-    cached_by_source: dict[str, int] = {}
-    kv_fetch: dict[str, int] = {}
-    lora_running: dict[str, int] = {}
-    lora_waiting: dict[str, int] = {}
+    cached_by_source: dict[str, int] | None = None
+    kv_fetch: dict[str, int] | None = None
+    lora_running: dict[str, int] | None = None
+    lora_waiting: dict[str, int] | None = None
     speculation: Speculation | None = None
     evictions: Evictions | None = None
-    graph_tokens: dict[str, int] = {}
+    graph_tokens: dict[str, int] | None = None
     flops: int | None = None
-    memory_traffic: dict[str, int] = {}
+    memory_traffic: dict[str, int] | None = None
     duration: float | None = None
-    scheduled_tokens: dict[str, int] = {}
+    scheduled_tokens: dict[str, int] | None = None
     unknown_connectors: tuple[str, ...] = ()
 
     # What the outputs of this step brought.
     iterated: bool = False
-    prompt_tokens: dict[str, int] = {}
+    prompt_tokens: dict[str, int] | None = None
     computed_tokens: int = 0
     generation_tokens: int = 0
     preempted: int = 0
     corrupted: int = 0
-    watermarks: dict[str, int] = {}
-    first_token_latencies: Floats = field(default_factory=floats)
-    inter_token_latencies: Floats = field(default_factory=floats)
-    finished: list[Finished] = []
-    sequences_asked: Floats = field(default_factory=floats)
-    longest_outputs: Floats = field(default_factory=floats)
+    watermarks: dict[str, int] | None = None
+    first_token_latencies: Floats | None = None
+    inter_token_latencies: Floats | None = None
+    finished: tuple[Finished, ...] = ()
+    sequences_asked: Floats | None = None
+    longest_outputs: Floats | None = None
 
     multimodal_cache: CacheUse | None = None
 

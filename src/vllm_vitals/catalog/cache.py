@@ -21,8 +21,8 @@ def _hits(step: Step) -> dict[str, float]:
 def _adapters(step: Step) -> dict[tuple[str, str], float] | None:
     if not step.scheduled:
         return None
-    running = {(name, "running"): float(n) for name, n in step.lora_running.items()}
-    return running | {(name, "waiting"): float(n) for name, n in step.lora_waiting.items()}
+    running = {(name, "running"): float(n) for name, n in (step.lora_running or {}).items()}
+    return running | {(name, "waiting"): float(n) for name, n in (step.lora_waiting or {}).items()}
 
 
 KV_USAGE = Gauge(

@@ -52,7 +52,7 @@ TOKEN_LIMIT = Gauge(
 )  # fmt: skip
 KV_FETCH = Gauge(
     "vllm.engine.requests.kv_fetch", "{request}", "Waiting requests by stage of their asynchronous KV load.",
-    of=Step, read=lambda s: s.kv_fetch if s.scheduled else None, momentary=True, needs="kv_consumer", since="0.32.0",
+    of=Step, read=lambda s: (s.kv_fetch or {}) if s.scheduled else None, momentary=True, needs="kv_consumer", since="0.32.0",
     labels=(Label("stage", ("waiting_to_start", "in_progress", "completed_waiting")),),
     native="vllm:num_requests_kv_fetch_by_stage",
 )  # fmt: skip

@@ -15,7 +15,13 @@ from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.step import Gone, Health, Record, Rejection, Sleep, Step
 
 BATCH = 32
-"""Steps that are read together."""
+"""Steps that are read together: of one engine they cost little more than one.
+
+As many calls hold fewer objects of vLLM's than make Python's garbage collector look for rubbish among them, on
+whichever thread it is, so that reading in time spares the event loop its pauses.
+"""
+SHORTEST_WAIT = 0.02
+"""Seconds between two looks at the taps at least."""
 
 SILENT = 30.0
 """Seconds without a drain after which the feeder counts as dead."""
@@ -50,6 +56,8 @@ class Source:
     """What the tap had dropped, failed at and spent at the last report."""
     rejected: dict[str, int] = field(default_factory=dict)
     sleep: str | None = None
+    steps: list[Step] = field(default_factory=list)
+    """What was read and not told the sink yet."""
 
 
 class Feed:
@@ -58,7 +66,7 @@ class Feed:
     def __init__(
         self, sink: Sink, interval: float, process: str = "0", generated: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`interval`: seconds between two drains. `process`: number of this process among its like.
+        """`interval`: seconds between two drains; taps are read between them as they fill. `process`: number of this process among its like.
 
         `generated` gives the tokens that vLLM itself has counted in this process.
         """
@@ -107,7 +115,8 @@ class Feed:
         begun = time.monotonic()
         with self._draining:
             for source in list(self._sources):
-                steps = self._read_all(source, pause)
+                self._read_waiting(source, pause)
+                steps, source.steps = source.steps, []
                 self._sink.add(steps, pause)
                 let_go(steps, pause)
                 self._sink.add(list(_events(source)), pause)
@@ -116,6 +125,12 @@ class Feed:
             self._report(pause)
             self._sink.flush(begun - UNDER_WAY)
             self.drained = time.monotonic()
+
+    def _gather(self) -> int:
+        """Read what waits, to be added up at the next drain, and return how many steps that were."""
+        pause = Pace().breathe
+        with self._draining:
+            return sum(self._read_waiting(source, pause) for source in list(self._sources))
 
     def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
         """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""
@@ -137,22 +152,25 @@ class Feed:
             source.tap.close()
 
     def _run(self) -> None:
-        stopped = False
+        stopped, wait, due = False, self._interval, time.monotonic() + self._interval
         while not stopped:
-            stopped = self._stopped.wait(self._interval)
+            stopped = self._stopped.wait(wait)
             try:
-                self.drain()
+                read = self._gather()
+                if stopped or time.monotonic() >= due:
+                    self.drain()
+                    due = time.monotonic() + self._interval
             except Exception:  # noqa: BLE001 - the thread must go on
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
+            wait = max(SHORTEST_WAIT, min(due - time.monotonic(), wait * BATCH / max(read, 1)))
 
-    def _read_all(self, source: Source, pause: Callable[[], None]) -> list[Step]:
-        """Read what waits: of one engine many steps are added up together at little more than the cost of one."""
-        steps: list[Step] = []
+    def _read_waiting(self, source: Source, pause: Callable[[], None]) -> int:
+        """Read what waits in a tap and return how many steps that were."""
         waiting = len(source.tap.queue)
         for first in range(0, waiting, BATCH):
-            steps += self._read(source, min(waiting - first, BATCH), pause)
-        return steps
+            source.steps += self._read(source, min(waiting - first, BATCH), pause)
+        return waiting
 
     def _read(self, source: Source, count: int, pause: Callable[[], None]) -> list[Step]:
         """Take so many calls from a tap and read them."""

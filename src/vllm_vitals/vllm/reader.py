@@ -129,8 +129,8 @@ class Reader:
         if external is not None:
             self._read_external(step, external)
         if step.prefix_cache and step.prefix_cache.hits:
-            device = step.prefix_cache.hits + step.cached_by_source.get("device", 0)
-            step.cached_by_source = step.cached_by_source | {"device": device}
+            others = step.cached_by_source or {}
+            step.cached_by_source = others | {"device": step.prefix_cache.hits + others.get("device", 0)}
         if _says_anything(seldom):
             self._read_seldom(step, *seldom)
 
@@ -139,9 +139,9 @@ class Reader:
         connector: Any,
     ) -> None:  # fmt: skip
         fields = self._fields
-        step.kv_fetch = fields.mapping(fetch, "SchedulerStats.num_kv_fetch_reqs_by_stage")
-        step.lora_running = fields.mapping(running, "SchedulerStats.running_lora_adapters")
-        step.lora_waiting = fields.mapping(waiting, "SchedulerStats.waiting_lora_adapters")
+        step.kv_fetch = fields.mapping(fetch, "SchedulerStats.num_kv_fetch_reqs_by_stage") or None
+        step.lora_running = fields.mapping(running, "SchedulerStats.running_lora_adapters") or None
+        step.lora_waiting = fields.mapping(waiting, "SchedulerStats.waiting_lora_adapters") or None
         if speculation is not None:
             step.speculation = self._speculation(speculation)
         if not fields.is_empty(events):
@@ -183,7 +183,7 @@ class Reader:
     def _read_external(self, step: Step, stats: Any) -> None:
         (use,) = self._caches([stats])
         step.external_prefix_cache = use
-        step.cached_by_source = self._fields.counts(stats, "hits_by_source")
+        step.cached_by_source = self._fields.counts(stats, "hits_by_source") or None
         if not step.cached_by_source and use.hits:
             step.cached_by_source = {"external_unspecified": use.hits}
 
@@ -249,7 +249,7 @@ class Reader:
         self._read_finished(ended, pause)
 
     def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
-        floats = self._fields.floats
+        floats = self._floats
         generated, preempted, corrupted, *watermarks, latencies, firsts, asked, longest, _, _ = row
         step.iterated = True
         step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
@@ -261,10 +261,15 @@ class Reader:
         step.sequences_asked = floats(asked, "IterationStats.n_params_iter")
         step.longest_outputs = floats(longest, "IterationStats.max_num_generation_tokens_iter")
 
+    def _floats(self, values: Any, field: str) -> "array[float] | None":
+        if type(values) is list and not values:  # most lists of most steps
+            return None
+        return self._fields.floats(values, field) or None
+
     def _read_old_prompt(self, step: Step, stats: Any) -> None:
         """Read the prompt tokens of a release before 0.16.0, which does not tell cached ones apart."""
         tokens = self._fields.count(stats, "num_prompt_tokens") or 0
-        step.prompt_tokens = {"unknown": tokens} if tokens else {}
+        step.prompt_tokens = {"unknown": tokens} if tokens else None
         step.computed_tokens = tokens
 
     def _listed(self, finished: Any) -> list[Any]:
@@ -278,7 +283,7 @@ class Reader:
         rows = iter(self._requests.read([request for _, requests in ended for request in requests]))
         pause()
         for step, requests in ended:
-            step.finished = [self._finished(next(rows), step) for _ in requests]
+            step.finished = tuple([self._finished(next(rows), step) for _ in requests])
             pause()
 
     def _finished(self, row: Sequence[Any], step: Step) -> Finished:
@@ -331,17 +336,17 @@ def _read_prompt(step: Step, computed: int | None, local: int | None, external: 
         "local_cache_hit": (local or 0) - (twice or 0),
         "external_kv_transfer": external or 0,
     }
-    step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens}
+    step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens} or None
     step.computed_tokens = max(computed or 0, 0)
 
 
-def _forget_tokenless(request: Finished, first_tokens: "array[float]") -> None:
+def _forget_tokenless(request: Finished, first_tokens: "array[float] | None") -> None:
     """Drop the latencies that vLLM reports of a request that was cut off before its first token.
 
     Its first-token time is its duration, the very same number; its prefill and inference times run from a
     milestone it never reached, that is from the boot of the host.
     """
-    if request.duration is not None and request.duration in first_tokens:
+    if first_tokens and request.duration is not None and request.duration in first_tokens:
         first_tokens.remove(request.duration)
     request.prefill = request.decode = request.inference = None
     if request.queue is not None and request.duration is not None and not 0 <= request.queue <= request.duration:

@@ -1,0 +1,70 @@
+"""The feeder reads taps as they fill, and tells the sink at the drain."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm_vitals.feed.feed import BATCH, Feed, Source
+from vllm_vitals.feed.tap import Tap
+from vllm_vitals.step import Record, Step
+
+
+class Sink:
+    """Keeps what it is told, and says when it was told so many steps."""
+
+    def __init__(self, expected: int = 0) -> None:
+        self.clocks: list[float] = []
+        self.until: list[float] = []
+        self.complete = threading.Event()
+        self._expected = expected
+
+    def add(self, records: Sequence[Record], pause: Callable[[], None]) -> None:  # noqa: ARG002
+        self.clocks += [record.clock for record in records if isinstance(record, Step)]
+        if len(self.clocks) >= self._expected:
+            self.complete.set()
+
+    def flush(self, until: float) -> None:
+        self.until.append(until)
+
+
+def read(calls: list[Any], epoch: float, pause: Callable[[], None]) -> list[Step]:
+    pause()
+    return [Step("m", "0", epoch + clock, clock, 0.0) for clock, *_ in calls]
+
+
+def feed(sink: Sink, tap: Tap) -> Feed:
+    made = Feed(sink, 0.2)
+    made._sources.append(Source(tap, read))
+    return made
+
+
+def record(tap: Tap, count: int) -> list[float]:
+    for _ in range(count):
+        tap.record(None, None, None, 0)
+    return [clock for clock, *_ in tap.queue]
+
+
+def test_what_was_read_is_told_at_the_drain_in_order() -> None:
+    sink, tap = Sink(), Tap(1000)
+    mine = feed(sink, tap)
+    first = record(tap, BATCH + 3)
+    assert mine._gather() == BATCH + 3
+    assert not tap.queue and not sink.clocks and not sink.until
+    second = record(tap, 2)
+    mine.drain()
+    assert sink.clocks == first + second
+    mine.drain()
+    assert sink.clocks == first + second
+    assert len(sink.until) == 2
+
+
+def test_the_thread_tells_all_there_was_when_it_is_stopped() -> None:
+    sink, tap = Sink(expected=500), Tap(1000)
+    mine = Feed(sink, 0.01)
+    mine.attach(Source(tap, read))
+    record(tap, 500)
+    assert sink.complete.wait(10)
+    record(tap, 7)
+    mine.stop(5)
+    assert len(sink.clocks) == 507
+    assert sink.clocks == sorted(sink.clocks)
