@@ -30,6 +30,8 @@ FILE_VARIABLE = "VITALS_CONFIG"
 ENDPOINT = ("otlp", "endpoint")
 SIGNAL_PATH = ("otlp", "signal_path")
 HEADERS = ("otlp", "headers")
+LONGEST_SHOWN = 250
+"""Characters of a value that a line about it shows: a list of SLOs would fill pages."""
 
 
 class SettingsError(ValueError):
@@ -178,8 +180,9 @@ def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator
             yield path, environ[variable], variable
             continue
         # A warning only: Kubernetes sets such variables for a Service whose name begins with "vitals".
-        near = difflib.get_close_matches(variable, list(variables()), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        names = [name.removeprefix(PREFIX) for name in variables()]
+        near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1)
+        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
         warnings.append(f"{variable} is not a setting and has no effect{hint}")
 
 
@@ -208,7 +211,8 @@ def _shown(path: Path_, value: Any) -> str:
     """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
     if path[:2] == HEADERS:
         return ""
-    return f"={without_password(value)!r}" if isinstance(value, str) and "://" in value else f"={value!r}"
+    shown = repr(without_password(value) if isinstance(value, str) and "://" in value else value)
+    return f"={shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + '...'}"
 
 
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:
@@ -240,9 +244,12 @@ def _line(error: Any, origins: Mapping[Path_, str]) -> str:
 def _near(path: Path_) -> str:
     kind: Any = Settings
     for name in path[:-1]:
-        known = kind.model_fields.get(name)
-        kind = known.annotation if known else None
-        if not hasattr(kind, "model_fields"):
+        if get_origin(kind) is list:
+            (kind,) = get_args(kind)  # the name is a place in it
+        else:
+            known = kind.model_fields.get(name)
+            kind = known.annotation if known else None
+        if get_origin(kind) is not list and not hasattr(kind, "model_fields"):
             return ""
     near = difflib.get_close_matches(path[-1], kind.model_fields, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(kind.model_fields)}"

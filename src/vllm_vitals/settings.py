@@ -4,15 +4,30 @@
 """
 
 import os
+import re
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from vllm_vitals.catalog.buckets import check
+from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
 LONGEST_SOCKET = 107
 SOCKET: dict[str, Any] = {"format": "unix-socket"}
+NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
+SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
+SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
 
 class Section(BaseModel):
@@ -33,6 +48,41 @@ def readable(path: Path | None) -> Path | None:
     if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
         raise ValueError("must be a file that this process can read")
     return path
+
+
+def _measure(value: Any, units: dict[str, Fraction], wanted: str) -> Any:
+    """Return the number that a text such as `500ms` means; what is no text is left as it is."""
+    if not isinstance(value, str | bool):
+        return value
+    found = NUMBER.fullmatch(str(value).strip())
+    if not found or found[2] not in units:
+        raise ValueError(f"must be {wanted}")
+    return float(Fraction(found[1]) * units[found[2]])
+
+
+def seconds(value: Any) -> Any:
+    """Return a duration in seconds; raise `ValueError` for a text that is none."""
+    return _measure(value, SECONDS, "a duration such as 500ms, 2s, 1.5m or 1h, or a number of seconds")
+
+
+def share(value: Any) -> Any:
+    """Return a share of 1; raise `ValueError` for a text that is none."""
+    return _measure(value, SHARES, "a share such as 0.99 or 99%")
+
+
+def ordered(limits: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """Return the ends of a range; raise `ValueError` when the first is above the second."""
+    least, most = limits
+    if least is not None and most is not None and least > most:
+        raise ValueError("must be [least, most], and least no more than most")
+    return limits
+
+
+Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=86400)]
+Share = Annotated[float, BeforeValidator(share), Field(gt=0, lt=1)]
+Tokens = Annotated[int, Field(ge=0)]
+TokenRange = Annotated[tuple[Tokens | None, Tokens | None], AfterValidator(ordered)]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 class PrometheusSettings(Section):
@@ -188,6 +238,27 @@ class GenAISettings(Section):
     provider_name: str = Field("vllm", min_length=1, max_length=64, description="gen_ai.provider.name.")
 
 
+class Slo(Section):
+    """A service level objective: which requests it is about, what they may take, and how many of them have to."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$", description="What the label `slo` shows.")
+    target: Share = Field(description="Share of the requests that shall be good.")
+    ttft: Duration | None = Field(None, description="The longest time to first token.")
+    tpot: Duration | None = Field(None, description="The longest mean time per output token after the first.")
+    e2e: Duration | None = Field(None, description="The longest duration.")
+    prompt_tokens: TokenRange | None = Field(None, description="Least and most prompt tokens, null for any.")
+    output_tokens: TokenRange | None = Field(None, description="Least and most tokens generated, null for any.")
+    finish_reasons: list[FinishReason] | None = Field(None, min_length=1, description="Why they ended; unset, any.")
+    errors: Literal["bad", "ignore"] = Field("bad", description="What a request that failed counts as.")
+    aborts: Literal["ignore", "bad", "judge"] = Field("ignore", description="What one that was cut off counts as.")
+
+    @model_validator(mode="after")
+    def _limits(self) -> "Slo":
+        if all(getattr(self, objective) is None for objective in OBJECTIVES):
+            raise ValueError(f"the SLO {self.name!r} must limit at least one of {', '.join(OBJECTIVES)}")
+        return self
+
+
 class Settings(Section):
     """All settings of the plugin."""
 
@@ -210,6 +281,10 @@ class Settings(Section):
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "
         "--custom-histogram-buckets and over the defaults."
     )  # fmt: skip
+    slos: list[Slo] = Field(
+        default_factory=list, description=f"Service level objectives, at most {MOST_SLOS}: name, target and at least one "
+        "of ttft, tpot and e2e for each. docs/slo.md has the rest."
+    )  # fmt: skip
     prometheus: PrometheusSettings = PrometheusSettings()
     otlp: OtlpSettings = OtlpSettings()
     wire: WireSettings = WireSettings()
@@ -220,3 +295,13 @@ class Settings(Section):
     @classmethod
     def _ascending(cls, families: dict[str, list[float]]) -> dict[str, list[float]]:
         return {family: list(check(family, bounds)) for family, bounds in families.items()}
+
+    @field_validator("slos")
+    @classmethod
+    def _few_and_distinct(cls, slos: list[Slo]) -> list[Slo]:
+        if len(slos) > MOST_SLOS:
+            raise ValueError(f"there may be at most {MOST_SLOS} SLOs, not {len(slos)}")
+        names = [slo.name for slo in slos]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"each SLO needs a name of its own; more than one has {', '.join(map(repr, twice))}")
+        return slos

@@ -57,7 +57,12 @@ def full_collector(**values: Any) -> Collector:
     """Return a collector that has something to show of every metric."""
     known = {"kv_cache_tokens": 16384, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "startup": 33.5,
              "info": {"dtype": "bfloat16", "vllm_version": "0.32.0"}}  # fmt: skip
+    slos = [{"name": "all", "target": 0.99, "ttft": 1, "tpot": 1, "e2e": 1}]
+    values = {"slos": slos, **values}
     collector = collect(*(facts(engine, *EVERY_FEATURE, **known) for engine in ("0", "1")), **values)
+    for second in range(20):  # the KV cache fills
+        for engine in ("0", "1"):
+            feed(collector, step(80.0 + second, engine=engine, running=1, kv_cache_usage=0.01 * second))
     for clock in (100.0, 100.0125, 100.5):
         for engine in ("0", "1"):
             feed(collector, full_step(clock, engine))

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_vitals.feed.feed import BATCH, Feed, Source
+from vllm_vitals.feed.feed import BATCH, NUMBERS, Feed, Source
 from vllm_vitals.feed.tap import Tap
-from vllm_vitals.step import Record, Step
+from vllm_vitals.step import Floats, Record, Step
 
 
 class Sink:
@@ -48,7 +48,7 @@ def test_what_was_read_is_told_at_the_drain_in_order() -> None:
     sink, tap = Sink(), Tap(1000)
     mine = feed(sink, tap)
     first = record(tap, BATCH + 3)
-    assert mine._gather() == BATCH + 3
+    assert mine._gather() == (BATCH + 3) / BATCH
     assert (len(tap.queue), sink.clocks, sink.until) == (0, [], [])
     second = record(tap, 2)
     mine.drain()
@@ -56,6 +56,18 @@ def test_what_was_read_is_told_at_the_drain_in_order() -> None:
     mine.drain()
     assert sink.clocks == first + second
     assert len(sink.until) == 2
+
+
+def test_long_lists_of_latencies_fill_it_as_many_steps_do() -> None:
+    tap = Tap(1000)
+    mine = Feed(Sink(), 0.2)
+    mine._sources.append(Source(tap, lambda calls, *_: [latencies(NUMBERS // 4) for _ in calls]))
+    record(tap, 2)
+    assert mine._gather() == 0.5
+
+
+def latencies(count: int) -> Step:
+    return Step("m", "0", 0.0, 0.0, 0.0, inter_token_latencies=Floats("d", bytes(8 * count)))
 
 
 def test_the_thread_tells_all_there_was_when_it_is_stopped() -> None:

@@ -8,12 +8,14 @@ from vllm_vitals.catalog.engine import ENGINE, STEP
 from vllm_vitals.catalog.itself import ITSELF
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Metric, Scope
 from vllm_vitals.catalog.requests import REQUESTS, TOKENS
+from vllm_vitals.catalog.slo import SLOS
 
 GROUPS: dict[str, tuple[Metric[Any], ...]] = {
     "engine": ENGINE,
     "step": STEP,
     "tokens": TOKENS,
     "requests": REQUESTS,
+    "slo": SLOS,
     "cache": CACHE,
     "lora": LORA,
     "speculative": SPECULATIVE,

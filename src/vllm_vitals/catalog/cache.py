@@ -1,5 +1,7 @@
 """The caches (KV, prefix, multimodal), LoRA adapters and speculative decoding."""
 
+from typing import Any
+
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
 from vllm_vitals.step import Facts, Step
 
@@ -47,6 +49,11 @@ PREFIX_HITS = Counter(
     "vllm.prefix_cache.hit_tokens", "{token}", "Tokens found there; never more than were looked up.",
     of=Step, read=_hits, labels=(TIER,), native="vllm:[external_]prefix_cache_hits",
 )  # fmt: skip
+SAVED_PREFILL: Counter[Any] = Counter(
+    "vllm.prefix_cache.saved_prefill", "s",
+    "Prefill time that cached prompt tokens spared finished requests: those tokens by the time that the engine takes for "
+    "one, from the prefills of its latest few hundred requests that had 32 or more to compute.",
+)  # fmt: skip
 MULTIMODAL_QUERIES = Counter(
     "vllm.multimodal_cache.queries", "{item}", "Images, sounds and videos looked up in the processor's cache.",
     of=Step, read=lambda s: s.multimodal_cache.queries if s.multimodal_cache else None, native="vllm:mm_cache_queries",
@@ -54,6 +61,17 @@ MULTIMODAL_QUERIES = Counter(
 MULTIMODAL_HITS = Counter(
     "vllm.multimodal_cache.hits", "{item}", "Those that were found there.",
     of=Step, read=lambda s: s.multimodal_cache.hits if s.multimodal_cache else None, native="vllm:mm_cache_hits",
+)  # fmt: skip
+FREE_SEQUENCES: Gauge[Any] = Gauge(
+    "vllm.kv_cache.free_sequences", "{request}",
+    "Requests of typical length, prompt and output of the latest few hundred, that the KV cache still has room for.",
+    momentary=True,
+)  # fmt: skip
+TIME_TO_FULL: Gauge[Any] = Gauge(
+    "vllm.kv_cache.time_to_full", "s",
+    "Time until the KV cache is full if it goes on filling as in the last minute; absent while it does not fill, and "
+    "beyond an hour.",
+    momentary=True,
 )  # fmt: skip
 BLOCK_LIFETIME = Histogram(
     "vllm.kv_cache.block.lifetime", "s", "From a sampled KV block's allocation to its eviction.",
@@ -100,7 +118,7 @@ ACCEPTED_TOKENS = Counter(
 )  # fmt: skip
 
 CACHE = (
-    KV_USAGE, KV_CAPACITY, KV_FREE, PREFIX_QUERIES, PREFIX_HITS, MULTIMODAL_QUERIES, MULTIMODAL_HITS,
+    KV_USAGE, KV_CAPACITY, KV_FREE, FREE_SEQUENCES, TIME_TO_FULL, PREFIX_QUERIES, PREFIX_HITS, SAVED_PREFILL, MULTIMODAL_QUERIES, MULTIMODAL_HITS,
     BLOCK_LIFETIME, BLOCK_IDLE, BLOCK_REUSE_GAP,
 )  # fmt: skip
 LORA = (LORA_REQUESTS,)

@@ -68,6 +68,21 @@ STARTUP = Gauge(
     of=Facts, read="startup",
 )  # fmt: skip
 
+LIMITED: Counter[Any] = Counter(
+    "vllm.engine.limited.duration", "s",
+    "Time of an engine by what kept requests out of its batch: all its time, each second under one value.",
+    labels=(Label("limiter", ("none", "max_num_seqs", "token_budget", "kv_cache", "deferred", "idle", "asleep"),
+                  help="none: it works and nobody waits. max_num_seqs: the batch is full. token_budget: the tokens of "
+                       "a step are given away. kv_cache: no room for a typical prompt, or requests were preempted. "
+                       "deferred: held by a transient limit only. idle: nothing to do. asleep: put to sleep"),),
+)  # fmt: skip
+SATURATION: Gauge[Any] = Gauge(
+    "vllm.engine.saturation", "1",
+    "How near an engine is to turning work away: 1 while requests wait for room, else the fuller of its batch and its "
+    "KV cache; averaged over about 30 s. To scale on.",
+    initial=0.0, momentary=True, limit=1.0,
+)  # fmt: skip
+
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
     "Time between two steps of an engine that had requests left after the first of them.",
@@ -106,5 +121,5 @@ MEMORY_TRAFFIC = Counter(
     needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
 )  # fmt: skip
 
-ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, SLEEP, STARTUP)
+ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, LIMITED, SATURATION, SLEEP, STARTUP)
 STEP = (STEP_INTERVAL, STEP_DURATION, STEP_TOKENS, SCHEDULED_TOKENS, GRAPH_TOKENS, FLOPS, MEMORY_TRAFFIC)

@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,11 @@ FINISHED = Counter(
     "Finished sequences (`n` per request). Requests whose client left are reported to no stat logger.",
     of=Finished, read=lambda r: Tally(r.reason), native="vllm:request_success",
     labels=(Label("finish_reason", ("stop", "length", "abort", "error", "repetition")),),
+)  # fmt: skip
+ABANDONED: Counter[Any] = Counter(
+    "vllm.requests.abandoned", "{request}",
+    "Sequences whose client left after their first token, which vLLM reports to no stat logger: those that started, less "
+    "those that ended and those still there. Exact once the engine is idle, a lower bound before.",
 )  # fmt: skip
 REJECTED = Counter(
     "vllm.requests.rejected", "{request}", "Requests turned away by admission control before they were queued.",
@@ -143,7 +149,7 @@ REQUEST_PREEMPTIONS = Histogram(
 
 TOKENS = (PROMPT_TOKENS, CACHED_TOKENS, GENERATION_TOKENS)
 REQUESTS = (
-    FINISHED, REJECTED, PREEMPTED, CORRUPTED, WATERMARKED, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY,
+    FINISHED, ABANDONED, REJECTED, PREEMPTED, CORRUPTED, WATERMARKED, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY,
     MEAN_TIME_PER_OUTPUT_TOKEN, DURATION, INFERENCE_DURATION, PHASE_DURATION, INPUT_TOKENS, OUTPUT_TOKENS,
     REQUEST_CACHED_TOKENS, COMPUTED_TOKENS, MAX_TOKENS, LONGEST_OUTPUT, SEQUENCES_ASKED, REQUEST_PREEMPTIONS,
 )  # fmt: skip

@@ -19,7 +19,7 @@ FEATURES = {
     "speculation": "--speculative-config",
 }
 """The `vllm serve` option or the environment variable by `Metric.needs`."""
-TITLES = {"lora": "LoRA", "itself": "The plugin itself"}
+TITLES = {"lora": "LoRA", "slo": "SLOs", "itself": "The plugin itself"}
 ABOUT = {
     "engine": "What an engine was started with, what it holds right now, whether it sleeps.",
     "requests": "Requests, and how long each part of them took.",

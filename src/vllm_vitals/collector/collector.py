@@ -1,7 +1,6 @@
 """The collector: takes records in, keeps the store that every exporter reads."""
 
 import logging
-import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,72 +12,25 @@ import numpy as np
 import vllm_vitals
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
-from vllm_vitals.catalog.cache import KV_FREE
-from vllm_vitals.catalog.engine import UP
+from vllm_vitals.catalog.cache import KV_FREE, SAVED_PREFILL
+from vllm_vitals.catalog.engine import LIMITED, UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
+from vllm_vitals.catalog.requests import ABANDONED
+from vllm_vitals.collector.engine import Engine, Rules, in_order
+from vllm_vitals.collector.slo import SloWriter, declare
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
 from vllm_vitals.columns import Requests
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
+from vllm_vitals.slo.judge import Judge
 from vllm_vitals.step import OTHER, Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
 
 EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
 
-Rules = dict[type, list[Writer]]
 WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
-
-
-class Engine:
-    """What the collector remembers of one engine between its steps."""
-
-    def __init__(self, model: str, engine: str, rules: Rules, clock: float) -> None:
-        self.scope = (model, engine)
-        self.rules = rules
-        self.clock = clock
-        """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
-        self.latest = -math.inf
-        """Monotonic seconds of the latest step."""
-        self.scheduled = False
-        """Whether scheduler stats ever came."""
-        self.served = False
-        """Whether anything came."""
-        self.worked: float | None = None
-        """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
-        self.holds_requests = False
-        self.kv_cache_tokens: int | None = None
-        self.stale = False
-        self.finished: list[Finished] = []
-
-
-def _apart(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
-    """Return the steps that are in order, and those that come after a later one."""
-    timely: list[Step] = []
-    late: list[Step] = []
-    for step in steps:
-        (late if step.clock < latest else timely).append(step)
-        latest = max(latest, step.clock)
-    return timely, late
-
-
-def _complete(step: Step, engine: Engine) -> None:
-    """Add to a step what only its predecessors and its engine's facts tell."""
-    engine.served = True
-    engine.latest = step.clock
-    engine.finished += step.finished
-    if not step.scheduled:
-        return
-    engine.scheduled, engine.stale = True, False
-    engine.clock = max(engine.clock, step.clock)
-    if engine.worked is not None:
-        step.interval = step.clock - engine.worked
-    engine.holds_requests = bool(step.running or step.waiting or step.deferred)
-    engine.worked = step.clock if engine.holds_requests else None
-    usage = step.kv_cache_usage
-    if engine.kv_cache_tokens and usage is not None and 0 <= usage <= 1:
-        step.kv_cache_free = engine.kv_cache_tokens * (1 - usage)
 
 
 class Collector:
@@ -113,6 +65,8 @@ class Collector:
         }
         self.store = Store(self._metrics, exponential=settings.otlp.histograms == "exponential")
         self._bounds = plan(None, settings.buckets)
+        self._judge = Judge(settings.slos) if settings.slos else None
+        declare(self.store, settings.slos)
         self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
         for metric in self._in_scope(Scope.PROCESS):
             prepare(self.store[metric], (), self._bounds)
@@ -129,7 +83,12 @@ class Collector:
                 self._adders[kind](list(group), pause)
 
     def flush(self, until: float) -> None:
-        """Do nothing: what was added is there already."""
+        """Take note that all has been told up to `until`, monotonic seconds: time itself is counted so far."""
+        with self.store.lock:
+            for engine in self._engines.values():
+                for state, seconds in engine.spend(until).items():
+                    self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
+                self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(until))
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
@@ -163,6 +122,7 @@ class Collector:
         for engine in list(self._engines.values()):
             with self.store.lock:
                 self._settle(engine, pause)
+                self._forecast(engine)
             pause()
         for family in self.store:
             with self.store.lock:
@@ -177,6 +137,15 @@ class Collector:
                 cell = self.store[itself.REJECTED].number((), (metric, reason))
                 cell.set(count, now)
             self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
+
+    def _forecast(self, engine: Engine) -> None:
+        """Show how much more an engine can take, as far as that can be told."""
+        if engine.scheduled and not engine.stale:
+            for metric, value in engine.headroom().items():
+                if value is None:
+                    self.store[metric].drop(engine.scope)
+                else:
+                    self._put(metric, engine.scope, (), value)
 
     def _expire(self, engine: Engine, clock: float) -> None:
         """Take the gauges of an engine away that fell silent in the middle of work, or never said how it does."""
@@ -199,13 +168,14 @@ class Collector:
             pause()
         for name, own in by_engine.items():
             engine = self._engine(*name)
-            timely, late = _apart(own, engine.latest)
+            timely, late = in_order(own, engine.latest)
             if late:  # a process was cut off for a while: what it counted counts, but it sets nothing back
-                engine.finished += [request for step in late for request in step.finished]
+                for step in late:
+                    engine.late(step)
                 counting = [writer for writer in engine.rules[Step] if not isinstance(writer, GaugeWriter)]
                 self._write(counting, late, late[-1].time, pause)
             for step in timely:
-                _complete(step, engine)
+                engine.complete(step)
                 pause()
             if timely:
                 self._write(engine.rules[Step], timely, timely[-1].time, pause)
@@ -216,14 +186,16 @@ class Collector:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
         if requests:
+            columns = Requests(requests)
             with np.errstate(invalid="ignore", over="ignore"):  # what comes of nonsense is refused as not finite
-                self._write(engine.rules[Finished], [Requests(requests)], requests[-1].time, pause)
+                self._write(engine.rules[Finished], [columns], requests[-1].time, pause)
+                self.store[SAVED_PREFILL].number(engine.scope).add(engine.ended(columns))
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:
             bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
             engine = self._engine(facts.model, facts.engine, bounds)
-            engine.kv_cache_tokens = facts.kv_cache_tokens
+            engine.learn(facts)
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
@@ -235,7 +207,7 @@ class Collector:
     def _add_sleeps(self, records: Sequence[Sleep], pause: Callable[[], None]) -> None:
         for sleep in records:
             engine = self._engine(sleep.model, sleep.engine)
-            engine.worked = None
+            engine.sleep(sleep)
             self._write(engine.rules[Sleep], [sleep], time.time(), pause)
 
     def _add_rejections(self, records: Sequence[Rejection], pause: Callable[[], None]) -> None:
@@ -295,6 +267,8 @@ class Collector:
             scope = self._scope(metric, model, engine)
             if metric.of is not None:
                 rules[metric.of] += writers(self.store[metric], scope, bounds, exemplars=exemplars)
+        if self._judge and Scope.ENGINE in scopes:
+            rules[Finished].append(SloWriter(self.store, (model, engine), self._judge))
         return rules
 
     def _in_scope(self, *scopes: Scope) -> Iterable[Metric[Any]]:

@@ -109,6 +109,7 @@ class Merger:
         while self._held and self._held[0][0] <= horizon:
             steps.append(heappop(self._held)[2])
         self._collector.add(steps, pause)
+        self._collector.flush(min(horizon, time.monotonic()))
 
 
 def _without_startup(facts: Facts) -> Facts:

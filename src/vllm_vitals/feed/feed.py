@@ -20,6 +20,8 @@ BATCH = 32
 As many calls hold fewer objects of vLLM's than make Python's garbage collector look for rubbish among them, on
 whichever thread it is, so that reading in time spares the event loop its pauses.
 """
+NUMBERS = 32768
+"""Latencies after which it is time to read as well: the collector looks at each, and they fall out of the cache."""
 SHORTEST_WAIT = 0.02
 """Seconds between two looks at the taps at least."""
 
@@ -126,8 +128,8 @@ class Feed:
             self._sink.flush(begun - UNDER_WAY)
             self.drained = time.monotonic()
 
-    def _gather(self) -> int:
-        """Read what waits, to be added up at the next drain, and return how many steps that were."""
+    def _gather(self) -> float:
+        """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together."""
         pause = Pace().breathe
         with self._draining:
             return sum(self._read_waiting(source, pause) for source in list(self._sources))
@@ -154,23 +156,24 @@ class Feed:
     def _run(self) -> None:
         stopped, wait, due = False, self._interval, time.monotonic() + self._interval
         while not stopped:
-            stopped = self._stopped.wait(wait)
+            stopped, filled = self._stopped.wait(wait), 1.0
             try:
-                read = self._gather()
+                filled = self._gather()
                 if stopped or time.monotonic() >= due:
                     self.drain()
                     due = time.monotonic() + self._interval
             except Exception:  # noqa: BLE001 - the thread must go on
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
-            wait = max(SHORTEST_WAIT, min(due - time.monotonic(), wait * BATCH / max(read, 1)))
+            wait = max(SHORTEST_WAIT, min(due - time.monotonic(), wait / max(filled, 1e-3)))
 
-    def _read_waiting(self, source: Source, pause: Callable[[], None]) -> int:
-        """Read what waits in a tap and return how many steps that were."""
-        waiting = len(source.tap.queue)
+    def _read_waiting(self, source: Source, pause: Callable[[], None]) -> float:
+        """Read what waits in a tap and return how much it was."""
+        waiting, known = len(source.tap.queue), len(source.steps)
         for first in range(0, waiting, BATCH):
             source.steps += self._read(source, min(waiting - first, BATCH), pause)
-        return waiting
+        numbers = sum(len(step.inter_token_latencies or ()) for step in source.steps[known:])
+        return max(waiting / BATCH, numbers / NUMBERS)
 
     def _read(self, source: Source, count: int, pause: Callable[[], None]) -> list[Step]:
         """Take so many calls from a tap and read them."""

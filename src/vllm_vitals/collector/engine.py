@@ -1,0 +1,135 @@
+"""What the collector remembers of one engine between its steps, and what follows from that."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_vitals.catalog.cache import FREE_SEQUENCES, TIME_TO_FULL
+from vllm_vitals.catalog.engine import SATURATION
+from vllm_vitals.catalog.metric import Gauge
+from vllm_vitals.collector.abandoned import Abandoned
+from vllm_vitals.collector.headroom import Prefill, Saturation, Trend, Typical, level
+from vllm_vitals.collector.limiter import Limiter, limiter
+from vllm_vitals.collector.writers import Writer
+from vllm_vitals.columns import Requests
+from vllm_vitals.step import Facts, Finished, Sleep, Step
+
+Rules = dict[type, list[Writer]]
+
+
+class Engine:
+    """One engine, as its steps so far tell."""
+
+    def __init__(self, model: str, engine: str, rules: Rules, clock: float) -> None:
+        """`clock`: monotonic seconds of its start."""
+        self.scope = (model, engine)
+        self.rules = rules
+        self.clock = clock
+        """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
+        self.latest = -math.inf
+        """Monotonic seconds of the latest step."""
+        self.scheduled = False
+        """Whether scheduler stats ever came."""
+        self.served = False
+        """Whether anything came."""
+        self.holds_requests = False
+        self.stale = False
+        self.finished: list[Finished] = []
+        self.abandoned = Abandoned()
+        self._typical = Typical()
+        self._prefill = Prefill()
+        self._worked: float | None = None
+        """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
+        self._max_num_seqs: int | None = None
+        self._kv_cache_tokens: int | None = None
+        self._free: float | None = None
+        """Tokens that the KV cache had room for at the latest step."""
+        self._preempted = False
+        """Whether requests wait that were preempted."""
+        self._limiter = Limiter(clock)
+        self._trend = Trend()
+        self._saturation = Saturation(clock)
+        self._told = -math.inf
+        """Monotonic seconds up to which all is known."""
+
+    def learn(self, facts: Facts) -> None:
+        """Take note of what is fixed."""
+        self._max_num_seqs, self._kv_cache_tokens = facts.max_num_seqs, facts.kv_cache_tokens
+
+    def complete(self, step: Step) -> None:
+        """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
+        self.served = True
+        self.latest = step.clock
+        self.finished += step.finished
+        self.abandoned.step(step)
+        if not step.scheduled:
+            return
+        self.scheduled, self.stale = True, False
+        self.clock = max(self.clock, step.clock)
+        self._told = max(self._told, step.clock)
+        if self._worked is not None:
+            step.interval = step.clock - self._worked
+        self.holds_requests = bool(step.running or step.waiting or step.deferred)
+        self._worked = step.clock if self.holds_requests else None
+        usage = step.kv_cache_usage
+        if usage is not None and 0 <= usage <= 1:
+            self._trend.add(step.clock, usage)
+            if self._kv_cache_tokens:
+                step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
+        limited = limiter(step, self._max_num_seqs, self._free, self._need(step))
+        self._limiter.step(step.clock, limited)
+        self._saturation.step(step.clock, level(step, self._max_num_seqs, limited))
+
+    def _need(self, step: Step) -> float | None:
+        """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
+
+        Preempted requests wait in front, and need room for what they had generated as well.
+        """
+        self._preempted = bool(step.preempted) or (self._preempted and bool(step.waiting))
+        if self._preempted:
+            return self._typical.length or math.inf
+        return self._typical.prompt
+
+    def late(self, step: Step) -> None:
+        """Take in a step that comes after a later one: what it counted counts, but it sets nothing back."""
+        self.finished += step.finished
+        self.abandoned.late(step)
+
+    def ended(self, requests: Requests) -> float:
+        """Learn from finished requests, and return the seconds of prefill that cached tokens spared them."""
+        self._typical.learn(requests)
+        return self._prefill.saved(requests)
+
+    def sleep(self, sleep: Sleep) -> None:
+        """Take note that the engine fell asleep or woke up."""
+        self._worked = None
+        if sleep.clock:
+            self._limiter.sleep(sleep.clock, asleep=sleep.state != "awake")
+            self._saturation.step(sleep.clock, 0.0)
+
+    def spend(self, until: float) -> dict[str, float]:
+        """Return the seconds up to `until`, monotonic ones, that were not returned yet, by what limited the engine."""
+        self._told = max(self._told, until)
+        self._limiter.settle(until)
+        spent = {state: seconds for state, seconds in self._limiter.seconds.items() if seconds}
+        self._limiter.seconds.clear()
+        return spent
+
+    def headroom(self) -> dict[Gauge[Any], float | None]:
+        """Return how much more the engine can take, `None` where that cannot be told."""
+        length = self._typical.length
+        return {
+            FREE_SEQUENCES: None if self._free is None or not length else self._free / length,
+            TIME_TO_FULL: self._trend.seconds_to_full(self._told),
+            SATURATION: self._saturation.at(self._told),
+        }
+
+
+def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
+    """Return the steps that are in order, and those that come after a later one."""
+    timely: list[Step] = []
+    late: list[Step] = []
+    for step in steps:
+        (late if step.clock < latest else timely).append(step)
+        latest = max(latest, step.clock)
+    return timely, late

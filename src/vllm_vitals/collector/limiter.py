@@ -1,0 +1,72 @@
+"""What limits an engine: its time by what kept requests out of the batch.
+
+vLLM's scheduler admits waiting requests until the batch has `max_num_seqs` of them, the step's tokens are given
+away, or the KV cache has no room; what its stats call waiting is what was left over. The time from one step to the
+next belongs to what the first of them said.
+"""
+
+import math
+from collections import defaultdict
+
+from vllm_vitals.step import Step
+
+NEARLY_FULL = 0.95
+"""Share of the KV cache in use from which it is what limits, before anything is known of prompts."""
+
+
+def limiter(step: Step, most: int | None, free: float | None, need: float | None) -> str:
+    """Return what kept requests out of a step's batch.
+
+    `most` is max_num_seqs, `free` the tokens that the KV cache has room for, `need` those that the next request
+    probably needs there; `None`: unknown.
+    """
+    if not step.waiting:
+        return "deferred" if step.deferred else "none" if step.running else "idle"
+    if step.preempted:
+        return "kv_cache"  # a step that had to push requests out admits none
+    if most and (step.running or 0) >= most:
+        return "max_num_seqs"
+    if _is_full(step, free, need):
+        return "kv_cache"
+    return "token_budget"  # there was room, so its tokens were given away
+
+
+def _is_full(step: Step, free: float | None, need: float | None) -> bool:
+    if free is not None and need is not None:
+        return free < need
+    return (step.kv_cache_usage or 0.0) >= NEARLY_FULL
+
+
+class Limiter:
+    """Adds an engine's time up by what limited it; every second since its start belongs to one state."""
+
+    def __init__(self, clock: float) -> None:
+        """`clock`: monotonic seconds of the engine's start."""
+        self.state = "idle"
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._since = clock
+        self._asleep = False
+        self._turned = -math.inf
+        """Monotonic seconds when the engine last fell asleep or woke up."""
+
+    def step(self, clock: float, state: str) -> None:
+        """Take note that from `clock` on, monotonic seconds, `state` limits."""
+        if clock < self._turned:
+            return  # told late, after the engine fell asleep or woke up
+        self.settle(clock)
+        self.state = state
+        self._asleep = False
+
+    def sleep(self, clock: float, *, asleep: bool) -> None:
+        """Take note that the engine fell asleep or woke up; awake it is idle until it makes a step."""
+        if asleep != self._asleep:
+            self.settle(clock)
+            self.state = "asleep" if asleep else "idle"
+            self._asleep = asleep
+            self._turned = clock
+
+    def settle(self, clock: float) -> None:
+        """Add up until `clock`, monotonic seconds; what came before the latest time is passed over."""
+        if clock > self._since:
+            self.seconds[self.state] += clock - self._since
+            self._since = clock

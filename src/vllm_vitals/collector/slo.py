@@ -1,0 +1,44 @@
+"""How the verdicts of service level objectives (SLOs) reach the store."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from vllm_vitals.catalog.metric import Key
+from vllm_vitals.catalog.slo import OBJECTIVES, REQUESTS, TARGET, THRESHOLD
+from vllm_vitals.collector.store import Store
+from vllm_vitals.collector.writers import Writer
+from vllm_vitals.columns import Requests
+from vllm_vitals.settings import Slo
+from vllm_vitals.slo.judge import Judge
+
+
+class SloWriter(Writer):
+    """Counts the verdicts on one engine's finished requests; the series are there from the start."""
+
+    def __init__(self, store: Store, scope: Key, judge: Judge) -> None:
+        super().__init__(store[REQUESTS], scope, judge.judge)
+        self._store = store
+        self._labels = judge.labels
+        for metric in judge.labels:
+            for labels in judge.series(metric):
+                store[metric].number(scope, labels)
+
+    def take(self, records: Sequence[Requests], time: float) -> None:  # noqa: ARG002, D102
+        for requests in records:
+            for metric, counts in self.read(requests).items():
+                flat = counts.ravel()
+                for place in np.flatnonzero(flat).tolist():
+                    self._store[metric].number(self.scope, self._labels[metric][place]).add(float(flat[place]))
+
+
+def declare(store: Store, slos: Sequence[Slo]) -> None:
+    """Show the targets and the limits, for dashboards and rules to read."""
+    now = time.time()
+    for slo in slos:
+        store[TARGET].number((), (slo.name,)).set(slo.target, now)
+        for objective in OBJECTIVES:
+            limit = getattr(slo, objective)
+            if limit is not None:
+                store[THRESHOLD].number((), (slo.name, objective)).set(limit, now)

@@ -1,0 +1,1 @@
+"""Service level objectives: what is limited, and how finished requests are judged."""

@@ -1,0 +1,98 @@
+"""What limits a real engine, whether all its time is counted, and who hung up on it."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.live.model import VOCAB
+from tests.live.pages import eventually
+from tests.live.server import VllmServer
+from tests.parity import parse, value
+from vllm_vitals.catalog.engine import LIMITED
+
+NAME = "vllm_engine_limited_duration_seconds_total"
+ABANDONED = "vllm_requests_abandoned_total"
+LIMITERS = LIMITED.labels[0].values
+CASES = [
+    ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 150}),
+    ("token_budget", ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"), {"prompt": 600, "max_tokens": 2}),
+    ("kv_cache", ("--num-gpu-blocks-override", "9", "--max-num-seqs", "64"), {"prompt": 300, "max_tokens": 300}),
+]
+
+
+def limited(server: VllmServer) -> dict[str, float]:
+    page = parse(server.vitals_text())
+    return {name: value(page, NAME, limiter=name) for name in LIMITERS}
+
+
+def idle(server: VllmServer) -> bool:
+    page = parse(server.vitals_text())
+    waiting = value(page, "vllm_engine_requests_waiting", reason="capacity")
+    return value(page, "vllm_engine_requests_running") == waiting == 0
+
+
+async def complete(session: aiohttp.ClientSession, seed: int, *, prompt: int, **body: Any) -> int:
+    tokens = random.Random(seed).choices(range(2, VOCAB), k=prompt)
+    ask = {"model": "tiny", "prompt": tokens, "ignore_eos": True, **body}
+    async with session.post("/v1/completions", json=ask) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def together(server: VllmServer, count: int, **asked: Any) -> list[int]:
+    async with aiohttp.ClientSession(server.url) as session:
+        return await asyncio.gather(*(complete(session, seed, **asked) for seed in range(count)))
+
+
+async def hang_up(session: aiohttp.ClientSession, seed: int, *, first: bool) -> None:
+    """Leave after the `first` token, or before it."""
+    tokens = random.Random(seed).choices(range(2, VOCAB), k=500)
+    ask = {"model": "tiny", "prompt": tokens, "max_tokens": 500, "ignore_eos": True, "stream": True}
+    async with session.post("/v1/completions", json=ask) as answer:
+        if first:
+            async for line in answer.content:
+                if line.startswith(b"data:"):
+                    break
+        answer.close()
+
+
+async def some_leave(server: VllmServer) -> None:
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(server.url, connector=connector) as session:
+        staying = [complete(session, seed, prompt=50, max_tokens=20) for seed in range(4)]
+        leaving = [hang_up(session, 100 + seed, first=True) for seed in range(3)]
+        await asyncio.gather(*staying, *leaving)
+
+
+@pytest.mark.parametrize(("expected", "arguments", "asked"), CASES, ids=[case[0] for case in CASES])
+def test_the_limit_that_was_set_is_the_one_that_shows(
+    expected: str, arguments: tuple[str, ...], asked: dict[str, int], model: Path
+) -> None:
+    with VllmServer(model, args=(*arguments, "--no-enable-prefix-caching")) as server:
+        begun, before = time.monotonic(), limited(server)
+        assert set(asyncio.run(together(server, 24, **asked))) == {200}
+        assert eventually(lambda: idle(server))
+        after, ended = limited(server), time.monotonic()
+        spent = {name: after[name] - before[name] for name in LIMITERS}
+        kept_out = {name: spent[name] for name in LIMITERS if name not in {"none", "idle", "asleep"}}
+        assert kept_out[expected] >= 0.8 * sum(kept_out.values()), spent
+        assert kept_out[expected] >= 0.3, spent
+        # Every second is counted once, up to the steps of the latest moment.
+        assert sum(spent.values()) == pytest.approx(ended - begun, abs=0.5)
+
+
+def test_who_leaves_after_the_first_token_is_counted(model: Path) -> None:
+    with VllmServer(model) as server:
+        asyncio.run(some_leave(server))
+        assert eventually(lambda: value(parse(server.vitals_text()), ABANDONED) == 3), server.vitals_text()
+        asyncio.run(together(server, 5, prompt=50, max_tokens=20))
+        assert eventually(lambda: idle(server))
+        time.sleep(1.5)  # the count is taken a second late
+        page = parse(server.vitals_text())
+        assert value(page, ABANDONED) == 3
+        assert value(page, "vllm_requests_finished_total", finish_reason="length") == 9

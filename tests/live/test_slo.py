@@ -1,0 +1,143 @@
+"""A client that measures its own latencies judges its requests as the SLOs of a real vLLM do."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.live.conftest import put_load
+from tests.live.model import VOCAB
+from tests.live.pages import eventually
+from tests.live.server import MODEL_NAME, VllmServer
+from tests.parity import Samples, parse, value
+
+REQUESTS = "vllm_slo_requests_total"
+TTFT = (0.005, 0.02, 0.05, 0.2, 1.0)
+E2E = (0.05, 0.2, 0.5, 1.5, 5.0)
+SLACK = 0.1
+"""Seconds by which client and server may differ: the way between them, and the delivery of the last token."""
+SLOS: dict[str, dict[str, Any]] = {
+    "generous": {"ttft": "1h", "tpot": "1h", "e2e": "1h"},
+    "impossible": {"ttft": "0.001ms", "e2e": "0.001ms"},
+    "short": {"e2e": "1h", "output_tokens": [None, 20]},
+    "long": {"e2e": "1h", "output_tokens": [21, None]},
+    **{f"{place}": {"ttft": ttft, "e2e": e2e} for place, (ttft, e2e) in enumerate(product(TTFT, E2E))},
+}
+
+
+@dataclass
+class Seen:
+    """What the client saw of one request, seconds and tokens."""
+
+    ttft: float
+    e2e: float
+    tokens: int
+
+    def verdict(self, slo: dict[str, Any]) -> str:
+        """Return the outcome by the client's own clock, `""` where it is too close to tell."""
+        first, whole = self.ttft - slo["ttft"], self.e2e - slo["e2e"]
+        if first > SLACK or whole > SLACK:
+            return "bad"
+        # The server's duration is a part of the client's; its time to first token is rebuilt and may be a bit longer.
+        return "good" if first < -SLACK and whole < 0 else ""
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[VllmServer]:
+    slos = [{"name": name, "target": 0.9, **slo} for name, slo in SLOS.items()]
+    with VllmServer(model, env={"VITALS_SLOS": json.dumps(slos)}) as running:
+        yield running
+
+
+def page(server: VllmServer) -> Samples:
+    return parse(server.vitals_text())
+
+
+def judged(server: VllmServer, number: float) -> Samples:
+    """Return the page once so many requests are judged."""
+    samples: Samples = {}
+
+    def all_there() -> bool:
+        samples.update(page(server))
+        return value(samples, REQUESTS, slo="generous") >= number
+
+    assert eventually(all_there)
+    assert value(samples, REQUESTS, slo="generous") == number
+    return samples
+
+
+def outcomes(samples: Samples) -> dict[tuple[str, str], float]:
+    return {(name, each): value(samples, REQUESTS, slo=name, outcome=each) for name in SLOS for each in ("good", "bad")}
+
+
+async def ask(url: str, prompt: int, tokens: int, rng: random.Random) -> Seen:
+    """Send one request and measure it."""
+    body = {"model": MODEL_NAME, "prompt": [rng.randrange(2, VOCAB) for _ in range(prompt)], "max_tokens": tokens,
+            "ignore_eos": True, "stream": True, "temperature": 0}  # fmt: skip
+    first = None
+    async with aiohttp.ClientSession(url) as session:
+        start = time.perf_counter()
+        async with session.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+            async for line in response.content:
+                if line.startswith(b"data: {") and first is None:
+                    first = time.perf_counter() - start
+        whole = time.perf_counter() - start
+    assert first is not None
+    return Seen(first, whole, tokens)
+
+
+def test_all_is_there_before_the_first_request(server: VllmServer) -> None:
+    samples = page(server)
+    assert set(outcomes(samples).values()) == {0.0}
+    assert value(samples, "vllm_slo_threshold_seconds", slo="generous", objective="ttft") == 3600
+    assert value(samples, "vllm_slo_target_ratio", slo="generous") == 0.9
+
+
+def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> None:
+    rng = random.Random(0)
+    told = {"good": 0, "bad": 0}
+    sizes = [*product((4, 300, 900), (1, 2, 20, 100)), *product((4, 900), (1, 50))]
+    before, number = outcomes(page(server)), value(page(server), REQUESTS, slo="generous")
+    for prompt, tokens in sizes:
+        seen = asyncio.run(ask(server.url, prompt, tokens, rng))
+        number += 1
+        after = outcomes(judged(server, number))
+        got = {name: each for name, each in after if after[name, each] > before[name, each]}
+        before = after
+        assert (got["generous"], got["impossible"]) == ("good", "bad")
+        assert ("short" in got) == (tokens <= 20) != ("long" in got)
+        for name, slo in SLOS.items():
+            if name.isdigit() and (expected := seen.verdict(slo)):
+                told[expected] += 1
+                assert got[name] == expected, (name, slo, seen)
+    assert min(told.values()) > len(sizes), told
+    assert sum(told.values()) > 10 * len(sizes), told
+
+
+def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> None:
+    before = page(server)
+    report = put_load(server, count=60, disconnects=False)
+    ended = sum(report.finished.values())
+    samples = judged(server, value(before, REQUESTS, slo="generous") + ended)
+
+    def more(name: str, **labels: str) -> float:
+        return value(samples, name, **labels) - value(before, name, **labels)
+
+    for slo, outcome in (("generous", "good"), ("impossible", "bad")):
+        assert more(REQUESTS, slo=slo, outcome=outcome) == ended
+        assert more("vllm_slo_tokens_total", slo=slo, outcome=outcome) == report.completion_tokens
+    for objective in ("ttft", "e2e"):
+        assert more("vllm_slo_violations_total", slo="impossible", objective=objective) == ended
+    assert value(samples, "vllm_slo_violations_total", phase="unknown") == 0
+    assert value(samples, "vllm_slo_excluded_total") == 0
+    assert more(REQUESTS, slo="short") + more(REQUESTS, slo="long") == ended
+    assert value(samples, "vitals_errors_total") == 0

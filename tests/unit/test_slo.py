@@ -1,0 +1,469 @@
+"""What SLOs count: by examples worked out by hand, and against a judge that looks at one request at a time."""
+
+import math
+from collections import Counter as Tally
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.builders import MODEL, Sight, collect, examples, facts, feed, finished, page, step
+from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TOKENS, VIOLATIONS
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.columns import Requests
+from vllm_vitals.settings import Settings, Slo
+from vllm_vitals.slo.judge import Judge
+from vllm_vitals.step import Facts, Finished, Gone
+
+Series = dict[tuple[str, ...], float]
+
+# Arrived at 0, queued for 1 s, prefilled for 2 s, its 5 tokens took 4 s, 0.5 s went by outside of the engine:
+# its first token came after 3.5 s, the others 1 s after another.
+PLAIN: dict[str, Any] = {"duration": 7.5, "queue": 1.0, "prefill": 2.0, "decode": 4.0, "inference": 6.0,
+                         "time_per_output_token": 1.0, "input_tokens": 100, "output_tokens": 5}  # fmt: skip
+
+
+def request(reason: str = "stop", **fields: Any) -> Finished:
+    return Finished(reason, **{**PLAIN, **fields})
+
+
+def slo(**fields: Any) -> Slo:
+    return Slo(**{"name": "a", "target": 0.9, **fields})
+
+
+def counted(slos: list[Slo], *requests: Finished) -> dict[str, Series]:
+    """Return what a judge adds up, by metric and labels; nothing that is 0."""
+    judge = Judge(slos)
+    counts = judge.judge(Requests(requests))
+    return {
+        metric.name.rpartition(".")[2]: {
+            labels: float(count) for labels, count in zip(judge.labels[metric], counts[metric].ravel(), strict=True) if count
+        }
+        for metric in COUNTERS
+    }  # fmt: skip
+
+
+def verdict(of: Slo, judged: Finished) -> str:
+    """Return the outcome of one request, or why it has none."""
+    found = counted([of], judged)
+    labels = [*found["requests"], *found["excluded"]]
+    return labels[0][1] if labels else ""
+
+
+def violations(of: Slo, *judged: Finished) -> Series:
+    return {labels[1:]: count for labels, count in counted([of], *judged)["violations"].items()}
+
+
+# --- What is measured
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(3.6, "good"), (3.5, "good"), (3.4, "bad")])
+def test_the_time_to_first_token_is_the_duration_less_decode(limit: float, outcome: str) -> None:
+    assert verdict(slo(ttft=limit), request()) == outcome
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(1.1, "good"), (1.0, "good"), (0.9, "bad")])
+def test_the_time_per_output_token_is_decode_over_the_tokens_after_the_first(limit: float, outcome: str) -> None:
+    assert verdict(slo(tpot=limit), request()) == outcome
+
+
+@pytest.mark.parametrize(("limit", "outcome"), [(7.6, "good"), (7.5, "good"), (7.4, "bad")])
+def test_end_to_end_is_the_duration(limit: float, outcome: str) -> None:
+    assert verdict(slo(e2e=limit), request()) == outcome
+
+
+def test_the_first_token_of_a_request_of_one_token_is_its_last() -> None:
+    one = request(output_tokens=1, decode=0.0, duration=3.5)
+    assert verdict(slo(ttft=3.5), one) == "good"
+    assert verdict(slo(ttft=3.4), one) == "bad"
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_too_few_tokens_for_a_time_between_them_meet_any_limit_on_it(tokens: int) -> None:
+    assert verdict(slo(tpot=0.001), request(output_tokens=tokens, decode=0.0, duration=3.5)) == "good"
+
+
+def test_a_first_token_that_seems_to_come_before_the_request_came_at_once() -> None:
+    """The duration and the phases are measured on different clocks."""
+    assert verdict(slo(ttft=0.001), request(duration=3.9, queue=0.0, prefill=0.0)) == "good"
+
+
+def test_all_limits_have_to_be_met_by_the_same_request() -> None:
+    both = slo(ttft=2.0, e2e=8.0)
+    slow_start, slow_end = request(), request(duration=9.0, queue=0.5, prefill=1.0, decode=7.0)
+    quick = request(duration=6.0, prefill=0.5)
+    assert counted([both], slow_start, slow_end, quick)["requests"] == {("a", "good"): 1, ("a", "bad"): 2}
+
+
+# --- Tokens
+
+
+def test_tokens_are_those_generated_for_good_and_for_bad_requests() -> None:
+    requests = [request(output_tokens=5), request(output_tokens=7, duration=8.5), request(output_tokens=11)]
+    ignored = request("abort", output_tokens=100)
+    found = counted([slo(e2e=8.0)], *requests, ignored)["tokens"]
+    assert found == {("a", "good"): 16, ("a", "bad"): 7}
+
+
+def test_a_number_of_tokens_that_is_not_known_adds_none() -> None:
+    found = counted([slo(e2e=8.0)], request(output_tokens=None), request(output_tokens=math.nan), request())
+    assert found["requests"] == {("a", "good"): 3}
+    assert found["tokens"] == {("a", "good"): 5}
+
+
+# --- What is to blame
+
+
+@pytest.mark.parametrize(
+    ("times", "phase"),
+    [({"queue": 3.0, "prefill": 2.0, "duration": 9.5}, "queue"),
+     ({"queue": 1.0, "prefill": 2.0}, "prefill"),
+     ({"queue": 1.0, "prefill": 2.0, "duration": 9.5}, "frontend"),
+     ({"queue": 2.0, "prefill": 2.0, "duration": 8.5}, "queue"),
+     ({"queue": 0.0, "prefill": 1.5, "duration": 7.0}, "prefill")],
+)  # fmt: skip
+def test_a_late_first_token_is_due_to_the_longest_phase_before_it(times: dict[str, float], phase: str) -> None:
+    assert violations(slo(ttft=0.1), request(**times)) == {("ttft", phase): 1}
+
+
+@pytest.mark.parametrize(
+    ("times", "phase"),
+    [({}, "decode"), ({"queue": 5.0, "duration": 11.5}, "queue"), ({"prefill": 5.0, "duration": 10.5}, "prefill"),
+     ({"duration": 12.0}, "frontend"), ({"queue": 4.0, "duration": 10.5}, "queue")],
+)  # fmt: skip
+def test_a_long_request_is_due_to_its_longest_phase(times: dict[str, float], phase: str) -> None:
+    assert violations(slo(e2e=0.1), request(**times)) == {("e2e", phase): 1}
+
+
+def test_slow_tokens_are_due_to_decode() -> None:
+    assert violations(slo(tpot=0.9), request(queue=5.0, duration=11.5)) == {("tpot", "decode"): 1}
+
+
+def test_each_limit_that_is_missed_counts_and_the_request_once() -> None:
+    found = counted([slo(ttft=1, tpot=0.5, e2e=7)], request(), request(output_tokens=9))
+    assert found["violations"] == {
+        ("a", "ttft", "prefill"): 2, ("a", "tpot", "decode"): 1, ("a", "e2e", "decode"): 2,
+    }  # fmt: skip
+    assert found["requests"] == {("a", "bad"): 2}
+
+
+@pytest.mark.parametrize("lost", [{"queue": None}, {"prefill": None}, {"queue": math.inf}, {"prefill": -1.0}])
+def test_a_miss_whose_parts_are_not_known_has_no_phase(lost: dict[str, Any]) -> None:
+    assert violations(slo(ttft=1, e2e=1), request(**lost)) == {("ttft", "unknown"): 1, ("e2e", "unknown"): 1}
+
+
+# --- What is not known
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, math.inf, -1.0, 1e9])
+def test_a_duration_that_is_not_known_or_cannot_be_true_excludes(lost: float | None) -> None:
+    assert verdict(slo(e2e=8), request(duration=lost)) == "unknown"
+    assert verdict(slo(ttft=8), request(duration=lost)) == "unknown"
+    assert verdict(slo(tpot=8), request(duration=lost)) in ("good", "unknown")
+
+
+@pytest.mark.parametrize("lost", [None, math.nan, -1.0, 9.0])
+def test_decode_that_is_not_known_or_longer_than_the_request_excludes(lost: float | None) -> None:
+    assert verdict(slo(ttft=8), request(decode=lost)) == "unknown"
+    assert verdict(slo(tpot=8), request(decode=lost)) == "unknown"
+    assert verdict(slo(e2e=8), request(decode=lost)) == "good"
+
+
+def test_what_is_not_known_and_not_limited_does_not_matter() -> None:
+    assert verdict(slo(e2e=8), Finished("stop", duration=7.5)) == "good"
+
+
+def test_one_miss_is_enough_whatever_else_is_not_known() -> None:
+    assert verdict(slo(ttft=8, e2e=7), request(decode=None)) == "bad"
+    assert violations(slo(ttft=8, e2e=7), request(decode=None)) == {("e2e", "unknown"): 1}
+
+
+def test_no_token_means_no_first_one() -> None:
+    assert verdict(slo(ttft=8), request(output_tokens=0, decode=0.0)) == "unknown"
+    assert verdict(slo(e2e=8), request(output_tokens=0, decode=0.0)) == "good"
+
+
+# --- Errors and aborts
+
+
+@pytest.mark.parametrize(("errors", "outcome"), [("bad", "bad"), ("ignore", "error")])
+@pytest.mark.parametrize("duration", [0.1, 100.0, None])
+def test_errors_are_not_judged_by_their_times(errors: str, outcome: str, duration: float | None) -> None:
+    of = slo(e2e=8, errors=errors)
+    failed = Finished("error", duration=duration)
+    assert verdict(of, failed) == outcome
+    assert violations(of, failed) == {}
+
+
+@pytest.mark.parametrize(
+    ("aborts", "quick", "slow"), [("ignore", "abort", "abort"), ("bad", "bad", "bad"), ("judge", "good", "bad")]
+)
+def test_aborts(aborts: str, quick: str, slow: str) -> None:
+    of = slo(e2e=8, aborts=aborts)
+    assert verdict(of, request("abort")) == quick
+    assert verdict(of, request("abort", duration=9.0)) == slow
+    assert bool(violations(of, request("abort", duration=9.0))) == (aborts == "judge")
+
+
+@pytest.mark.parametrize(("waited", "outcome"), [(0.9, "unknown"), (1.0, "unknown"), (1.1, "bad")])
+def test_who_was_cut_off_without_a_token_missed_what_it_waited_longer_for(waited: float, outcome: str) -> None:
+    cut_off = Finished("abort", duration=waited, queue=0.5, output_tokens=0)
+    assert verdict(slo(ttft=1, aborts="judge"), cut_off) == outcome
+    assert verdict(slo(tpot=1, aborts="judge"), cut_off) == "good"
+
+
+def test_neither_is_the_default_for_the_other() -> None:
+    found = counted([slo(e2e=8)], request("abort"), request("error"), request())
+    assert found["requests"] == {("a", "good"): 1, ("a", "bad"): 1}
+    assert found["excluded"] == {("a", "abort"): 1}
+
+
+# --- Filters
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [([100, 200], [100, 150, 200]), ([None, 100], [0, 99, 100]), ([100, None], [100, 150, 200, 201, 10**6]), ([150, 150], [150]),
+     ([None, None], [0, 99, 100, 150, 200, 201, 10**6, None])],
+)  # fmt: skip
+@pytest.mark.parametrize("which", ["prompt_tokens", "output_tokens"])
+def test_lengths(which: str, limits: list[int | None], tokens: list[int | None]) -> None:
+    field = which.replace("prompt", "input")
+    lengths = [0, 99, 100, 150, 200, 201, 10**6, None]
+    passed = [each for each in lengths if verdict(slo(e2e=8, **{which: limits}), request(**{field: each}))]
+    assert passed == [each for each in lengths if each in tokens]
+
+
+def test_finish_reasons() -> None:
+    of = slo(e2e=8, finish_reasons=["length", "error"])
+    reasons = ("stop", "length", "abort", "error", "repetition", "unknown", "never heard of")
+    assert {reason: verdict(of, request(reason)) for reason in reasons if verdict(of, request(reason))} == {
+        "length": "good", "error": "bad",
+    }  # fmt: skip
+    assert {verdict(slo(e2e=8), request(reason)) for reason in ("repetition", "unknown", "never heard of")} == {"good"}
+
+
+def test_what_is_filtered_out_is_not_excluded_either() -> None:
+    of = slo(e2e=8, prompt_tokens=[0, 50])
+    found = counted([of], request("abort"), request("error"), request(duration=None), request(duration=99.0))
+    assert not any(found.values())
+
+
+def test_filters_apply_together() -> None:
+    of = slo(e2e=8, prompt_tokens=[0, 50], output_tokens=[2, None], finish_reasons=["stop"])
+    assert verdict(of, request(input_tokens=50, output_tokens=2)) == "good"
+    assert verdict(of, request(input_tokens=51, output_tokens=2)) == ""
+    assert verdict(of, request(input_tokens=50, output_tokens=1)) == ""
+    assert verdict(of, request("length", input_tokens=50, output_tokens=2)) == ""
+
+
+def test_each_slo_judges_for_itself() -> None:
+    slos = [slo(name="short", prompt_tokens=[0, 99], ttft=1), slo(name="long", prompt_tokens=[100, None], ttft=4),
+            slo(name="all", e2e=7)]  # fmt: skip
+    found = counted(slos, request(), request(input_tokens=10, duration=6.5))
+    assert found["requests"] == {
+        ("long", "good"): 1, ("short", "bad"): 1, ("all", "good"): 1, ("all", "bad"): 1,
+    }  # fmt: skip
+    assert found["violations"] == {("short", "ttft", "prefill"): 1, ("all", "e2e", "decode"): 1}
+
+
+# --- In the store
+
+TWO = [{"name": "chat", "target": "99%", "ttft": "4s", "tpot": "2s"}, {"name": "bulk", "target": 0.9, "e2e": 7}]
+
+
+def test_all_series_are_there_from_the_start_and_no_others() -> None:
+    see = Sight(collect(facts(), slos=TWO))
+    assert see.of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 0
+    shown = {name: [(each["slo"], each.get("objective"), each.get("phase")) for each in see.labels(name)]
+             for name in ("vllm_slo_violations_total", "vllm_slo_requests_total", "vllm_slo_tokens_total")}  # fmt: skip
+    assert sorted(shown["vllm_slo_violations_total"]) == sorted(
+        [("chat", "ttft", phase) for phase in ("queue", "prefill", "frontend", "unknown")] + [("chat", "tpot", "decode")]
+        + [("bulk", "e2e", phase) for phase in ("queue", "prefill", "decode", "frontend", "unknown")]
+    )  # fmt: skip
+    assert len(shown["vllm_slo_requests_total"]) == len(shown["vllm_slo_tokens_total"]) == 4
+    assert len(see.labels("vllm_slo_excluded_total")) == 6
+
+
+def test_targets_and_limits_can_be_read_before_there_is_an_engine() -> None:
+    see = Sight(collect(slos=TWO))
+    assert (see("vllm_slo_target_ratio", slo="chat"), see("vllm_slo_target_ratio", slo="bulk")) == (0.99, 0.9)
+    limits = {(each["slo"], each["objective"]) for each in see.labels("vllm_slo_threshold_seconds")}
+    assert limits == {("chat", "ttft"), ("chat", "tpot"), ("bulk", "e2e")}
+    assert see("vllm_slo_threshold_seconds", slo="chat", objective="ttft") == 4
+    assert see.labels("vllm_slo_requests_total") == []
+
+
+def test_without_slos_nothing_is_shown_of_them() -> None:
+    collector = collect(facts(), finished(request()), slos=[])
+    assert "slo" not in page(collector)
+
+
+def test_finished_requests_are_counted_where_they_finish() -> None:
+    collector = collect(facts("0"), facts("1"), slos=TWO)
+    feed(collector, finished(request(), request(duration=8.5)), finished(request(), engine="1"), step(engine="1"))
+    see = Sight(collector)
+    for engine, good, bad, tokens in (("0", 1, 1, 5), ("1", 1, 0, 5)):
+        assert see.of_engine("vllm_slo_requests_total", engine, slo="chat", outcome="good") == good
+        assert see.of_engine("vllm_slo_requests_total", engine, slo="chat", outcome="bad") == bad
+        assert see.of_engine("vllm_slo_tokens_total", engine, slo="chat", outcome="good") == tokens
+    assert see.of_engine("vllm_slo_requests_total", slo="bulk", outcome="bad") == 2
+    assert see.of_engine("vllm_slo_violations_total", slo="chat", objective="ttft", phase="prefill") == 1
+    assert see.of_engine("vllm_slo_violations_total", slo="bulk", objective="e2e", phase="decode") == 2
+
+
+def test_what_finished_many_at_a_time_is_all_counted() -> None:
+    collector = collect(facts(), slos=TWO)
+    for _ in range(10):
+        collector.add([finished(*(request() for _ in range(50))) for _ in range(3)])
+    assert Sight(collector).of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 1500
+
+
+def test_counts_outlive_a_restart_of_the_engine() -> None:
+    known = Facts(MODEL, "0")
+    see = Sight(collect(known, finished(request()), Gone(MODEL, "0"), known, finished(request()), slos=TWO))
+    assert see.of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 2
+
+
+def test_an_engine_that_nobody_announced_counts_too() -> None:
+    see = Sight(collect(finished(request()), slos=TWO))
+    assert see.of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 1
+
+
+def test_as_many_slos_as_are_allowed_are_all_counted() -> None:
+    slos = [{"name": f"slo-{number}", "target": 0.5, "e2e": number + 1} for number in range(32)]
+    see = Sight(collect(facts(), finished(request()), slos=slos))
+    outcomes = [see.of_engine("vllm_slo_requests_total", slo=each["name"], outcome="good") for each in slos]
+    assert outcomes == [0] * 7 + [1] * 25
+    assert not [each for each in see.labels("vllm_slo_requests_total") if each["slo"] == "_other"]
+
+
+def test_a_judge_that_fails_costs_the_other_metrics_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(*_: Any) -> Any:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(Judge, "judge", explode)
+    see = Sight(collect(facts(), finished(request()), slos=TWO))
+    assert see.of_engine("vllm_request_duration_seconds_count") == 1
+    assert see("vitals_errors_total", process="0", stage="collect") == 1
+
+
+# --- Against a judge that looks at one request at a time
+
+
+def known(value: float | None, most: float = 7 * 86400.0) -> float | None:
+    return value if value is not None and 0 <= value <= most else None
+
+
+def reference(slo: Slo, each: Finished) -> Tally[Any]:
+    """Judge one request as the page says it."""
+    counts: Tally[Any] = Tally()
+    for limits, tokens in ((slo.prompt_tokens, each.input_tokens), (slo.output_tokens, each.output_tokens)):
+        least, most = limits or (None, None)
+        if (least, most) != (None, None) and (
+            tokens is None or (least is not None and tokens < least) or (most is not None and tokens > most)
+        ):
+            return counts
+    if slo.finish_reasons is not None and each.reason not in slo.finish_reasons:
+        return counts
+    handling = {"error": slo.errors, "abort": slo.aborts}.get(each.reason, "judge")
+    if handling == "ignore":
+        counts[EXCLUDED, each.reason] += 1
+        return counts
+    missed, unclear = measure(slo, each) if handling == "judge" else ([], False)
+    outcome = "bad" if missed or handling == "bad" else "good"
+    if unclear and not missed:
+        counts[EXCLUDED, "unknown"] += 1
+        return counts
+    counts[REQUESTS, outcome] += 1
+    counts[TOKENS, outcome] += each.output_tokens or 0
+    counts.update((VIOLATIONS, *miss) for miss in missed)
+    return counts
+
+
+def measure(slo: Slo, each: Finished) -> tuple[list[tuple[str, str]], bool]:
+    """Return the limits that a request missed, each with the phase, and whether another could not be judged."""
+    duration = known(each.duration)
+    longest = -1.0 if duration is None else duration + 1.0
+    phases = {name: known(getattr(each, name), longest) for name in ("queue", "prefill", "decode")}
+    spent = list(phases.values())
+    phases["frontend"] = None if duration is None or None in spent else max(duration - sum(filter(None, spent)), 0.0)
+    missed, unclear = [], False
+    for objective in OBJECTIVES:
+        limit = getattr(slo, objective)
+        if limit is None:
+            continue
+        taken, at_least = take(objective, each, duration, phases["decode"])
+        if taken is not None and taken > limit:
+            missed.append((objective, blame(objective, phases)))
+        elif taken is None or at_least:
+            unclear = True
+    return missed, unclear
+
+
+def take(objective: str, each: Finished, duration: float | None, decode: float | None) -> tuple[float | None, bool]:
+    """Return the seconds that an objective is about, and whether it may have been more."""
+    tokens = each.output_tokens
+    if objective == "e2e":
+        return duration, False
+    if objective == "tpot":
+        if tokens is None or (tokens > 1 and decode is None):
+            return None, False
+        return (decode or 0.0) / (tokens - 1) if tokens > 1 else 0.0, False
+    if tokens == 0:
+        return (duration if each.reason == "abort" else None), True
+    return (None if duration is None or decode is None else max(duration - decode, 0.0)), False
+
+
+def blame(objective: str, phases: dict[str, float | None]) -> str:
+    if objective == "tpot":
+        return "decode"
+    if phases["frontend"] is None:
+        return "unknown"
+    candidates = {name: seconds or 0.0 for name, seconds in phases.items() if objective == "e2e" or name != "decode"}
+    return max(candidates, key=lambda name: candidates[name])
+
+
+few = st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0])
+times = st.none() | few | st.sampled_from([-1.0, math.inf, 1e9])
+tokens = st.none() | st.integers(0, 4)
+requests = st.builds(
+    Finished, st.sampled_from(["stop", "length", "abort", "error", "odd"]), duration=times | few.map(lambda s: s * 3),
+    queue=times, prefill=times, decode=times, input_tokens=tokens, output_tokens=tokens,
+)  # fmt: skip
+limits = st.none() | st.sampled_from([0.5, 1.0, 2.0])
+ranges = st.none() | st.tuples(st.none() | st.integers(0, 2), st.none() | st.integers(2, 4))
+slos = st.lists(
+    st.fixed_dictionaries(
+        {"target": st.just(0.9), "ttft": limits, "tpot": limits, "e2e": limits, "prompt_tokens": ranges,
+         "output_tokens": ranges, "errors": st.sampled_from(["bad", "ignore"]),
+         "finish_reasons": st.none() | st.lists(st.sampled_from(["stop", "abort", "error"]), min_size=1),
+         "aborts": st.sampled_from(["ignore", "bad", "judge"])}
+    ).filter(lambda fields: any(fields[objective] for objective in OBJECTIVES)),
+    min_size=1, max_size=4,
+).map(lambda all_: [Slo(name=f"s{number}", **fields) for number, fields in enumerate(all_)])  # fmt: skip
+
+
+@given(slos, st.lists(requests, min_size=1, max_size=12))
+@examples(400)
+def test_many_at_once_are_judged_as_one_at_a_time(slos: list[Slo], requests: list[Finished]) -> None:
+    expected: Tally[Any] = Tally()
+    for each in slos:
+        for one in requests:
+            expected.update({(metric, each.name, *own): n for (metric, *own), n in reference(each, one).items()})
+    judge = Judge(slos)
+    got = judge.judge(Requests(requests))
+    series = {metric: set(judge.series(metric)) for metric in COUNTERS}
+    found = {}
+    for metric in COUNTERS:
+        for labels, count in zip(judge.labels[metric], got[metric].ravel().tolist(), strict=True):
+            if count:
+                found[(metric, *labels)] = count
+                assert labels in series[metric], "it was not there from the start"
+    assert found == {key: count for key, count in expected.items() if count}
+
+
+def test_the_collector_is_made_of_settings_with_slos() -> None:
+    assert Collector(Settings(slos=TWO))._judge is not None  # type: ignore[arg-type]
+    assert Collector(Settings())._judge is None
