@@ -12,7 +12,7 @@ from vllm_vitals.logs import log_once
 LOOK = 0.25
 """Seconds between two looks."""
 PATIENCE = 1.0
-"""Seconds without a collector after which another than the first API server takes over; each next one waits longer."""
+"""Seconds without a collector after which the second API server takes over; those behind it wait two or three times."""
 
 
 def meeting_point() -> Path:
@@ -35,7 +35,7 @@ class Election:
     def __init__(self, socket: Path, rank: int, reached: Callable[[], bool], lead: Callable[[], None]) -> None:
         """`reached` tells whether there is a collector; `lead` is called once, when this process shall hold it."""
         self._path = socket.with_suffix(".lock")
-        self._patience = PATIENCE * min(rank, 10)
+        self._patience = PATIENCE * min(rank, 3)
         self._reached = reached
         self._lead = lead
         self._lock: int | None = None

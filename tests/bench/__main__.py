@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .options import Options
 
-FIGURES = ("hook", "cpu", "lag", "scrape", "push", "quantiles", "soak")
+FIGURES = ("hook", "cpu", "lag", "scrape", "push", "collector", "delay", "quantiles", "soak")
 FULL = Options(
-    candidates=("none", "builtin", "otel", "ours"),
+    candidates=("none", "builtin", "otel", "ours", "sidecar"),
     running=(1, 64, 256, 1024, 4096),
     seconds=5.0,
     rounds=5,
@@ -22,6 +22,7 @@ FULL = Options(
     scrapes=20,
     push_engines=(1, 8, 64),
     push_rounds=3,
+    tries=30,
     soak_seconds=600.0,
 )
 QUICK = replace(
@@ -34,6 +35,7 @@ QUICK = replace(
     scrapes=5,
     push_engines=(1, 8),
     push_rounds=1,
+    tries=8,
     soak_seconds=30.0,
 )
 

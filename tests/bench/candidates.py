@@ -9,7 +9,9 @@ from prometheus_client import REGISTRY, generate_latest
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from .engine import vllm_config
+from .isolate import until_end
 from .naive_otel import NaiveOtelLogger
+from .sidecar import Sidecar
 
 Record = Callable[..., None]
 """Called as vLLM calls a stat logger: (scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0)."""
@@ -51,6 +53,12 @@ def ours(engines: int, port: int) -> Record:
     logger = PrometheusVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))
     logger.log_engine_initialized()
     return logger.record
+
+
+def sidecar(engines: int, port: int) -> Record:
+    """Use the plugin of this project, which sends to a sidecar with its scrape endpoint on `port`."""
+    os.environ["VITALS_WIRE__SIDECAR"] = str(until_end(Sidecar(port)).socket)
+    return ours(engines, port)
 
 
 def otel_pushing(_engines: int, _port: int) -> Record:
@@ -95,6 +103,12 @@ def ours_page() -> Page:
     return page
 
 
-CANDIDATES: dict[str, Callable[[int, int], Record]] = {"none": none, "builtin": builtin, "otel": otel, "ours": ours}
+CANDIDATES: dict[str, Callable[[int, int], Record]] = {
+    "none": none,
+    "builtin": builtin,
+    "otel": otel,
+    "ours": ours,
+    "sidecar": sidecar,
+}
 PUSHING: dict[str, Callable[[int, int], Record]] = {"otel": otel_pushing, "ours": ours_pushing}
 PAGES: dict[str, Callable[[], Page]] = {"builtin": builtin_page, "ours": ours_page}

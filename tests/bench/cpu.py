@@ -45,6 +45,7 @@ def run(options: Options) -> Figure:
         "cpu",
         "processor time of the process per step at 100 steps/s, us, median of rounds",
         ["running", "candidate", "per step", "above none", "above none, x ours"],
+        "`sidecar`: what is left to the serving process; the sidecar's own time is not in it.",
     )
     for running in options.running:
         turns = range(options.rounds)

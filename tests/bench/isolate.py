@@ -1,14 +1,19 @@
 """Runs a measurement in a process of its own, so that the threads of one candidate never disturb another."""
 
+import contextlib
 import gc
 import multiprocessing
 import socket
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 # Importing vLLM takes many seconds: each measurement starts as a copy of a process that has done it.
 _context = multiprocessing.get_context("fork")
+_ending = contextlib.ExitStack()
+"""What a measurement has started beside its own process."""
+
+Started = TypeVar("Started")
 
 
 class Fresh:
@@ -43,7 +48,13 @@ def _send(sender: Connection, measure: Callable[..., Any], args: tuple[Any, ...]
     """Measure with the start-up heap out of the garbage collector's sight, as in vLLM's server."""
     gc.collect()
     gc.freeze()
-    sender.send(measure(*args))
+    with _ending:
+        sender.send(measure(*args))
+
+
+def until_end(context: contextlib.AbstractContextManager[Started]) -> Started:
+    """Enter a context that is left when the measurement of this process has ended."""
+    return _ending.enter_context(context)
 
 
 def free_port() -> int:

@@ -56,7 +56,8 @@ class Lags(NamedTuple):
 
 
 PLAIN = tuple(map(Case, CANDIDATES))
-EXPORTED = (Case("builtin", "scraped"), Case("ours", "scraped"), Case("otel", "pushed"), Case("ours", "pushed"))
+SCRAPED = (Case("builtin", "scraped"), Case("ours", "scraped"), Case("sidecar", "scraped"))
+EXPORTED = (*SCRAPED, Case("otel", "pushed"), Case("ours", "pushed"))
 OUTAGES = tuple(Case("ours", out) for out in OUT)
 
 
@@ -64,7 +65,7 @@ def situations(options: Options) -> list[Situation]:
     """Return one engine at every batch size, then eight of them."""
     more = EXPORTED + OUTAGES
     alone = [Situation(running, 1, PLAIN + more * (running == EXPORTED_AT)) for running in options.running]
-    return [*alone, Situation(EXPORTED_AT, 8, (Case("none"), *EXPORTED))]
+    return [*alone, Situation(EXPORTED_AT, 8, (Case("none"), Case("sidecar"), *EXPORTED))]
 
 
 def measure(case: Case, running: int, engines: int, seconds: float) -> Lags:
@@ -152,7 +153,7 @@ def run(options: Options) -> Figure:
         [*columns, "of each round", "p99.9 / none"],
         "Candidates take turns in each round and a ratio is taken within its round. Scraped or pushed: once a second; `none`\n"
         "never is. Refusing, hanging: pushed to a receiver that takes nothing. Steps/s below 100: recording takes all the\n"
-        "time of the loop.",
+        "time of the loop. `sidecar`: the lateness of the process that serves; the sidecar is on the same machine.",
     )
     for situation in situations(options):
         _compare(figure, options, situation)

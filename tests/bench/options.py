@@ -16,6 +16,7 @@ class Options:
     scrapes: int
     push_engines: tuple[int, ...]
     push_rounds: int
+    tries: int
     soak_seconds: float
 
     def pick(self, *names: str) -> list[str]:

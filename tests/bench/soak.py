@@ -2,7 +2,6 @@
 
 import statistics
 import time
-from pathlib import Path
 
 from .candidates import CANDIDATES, Record
 from .isolate import Fresh, free_port
@@ -10,6 +9,7 @@ from .options import Options
 from .scraper import scraping
 from .stats import StepMaker
 from .table import Figure
+from .usage import resident
 
 RUNNING = 1024
 STEPS_PER_SECOND = 200
@@ -37,16 +37,9 @@ def _samples(record: Record, make: StepMaker, seconds: float) -> list[float]:
     for step in range(int(seconds * STEPS_PER_SECOND)):
         record(*make(), mm_cache_stats=None, engine_idx=0)
         if step % int(SAMPLE_SECONDS * STEPS_PER_SECOND) == 0:
-            samples.append(_resident())
+            samples.append(resident())
         time.sleep(max(0.0, start + (step + 1) / STEPS_PER_SECOND - time.perf_counter()))
     return samples
-
-
-def _resident() -> float:
-    """Return the resident memory of this process in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1024
 
 
 def run(options: Options) -> Figure:

@@ -1,28 +1,70 @@
 """A sidecar beside a real vLLM: it says the same, outlives it, and what is lost on the way is counted."""
 
+import asyncio
 import os
+import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.live.collector import Sink
 from tests.live.conftest import put_load
+from tests.live.load import LoadReport, Request, send
 from tests.live.pages import eventually, settled
-from tests.live.server import VllmServer, fetch, free_port
+from tests.live.server import MODEL_NAME, VllmServer, fetch, free_port
 from tests.parity import Samples, differences, parse, value
+from vllm_vitals.wire.frames import frame
+from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, encode
 
 FINISHED = "vllm_requests_finished_total"
+STEPS = "vitals_steps_total"
 DROPPED = "vitals_steps_dropped_total"
+ERRORS = "vitals_errors_total"
+NATIVE_FINISHED = "vllm:request_success_total"
+CALLS = "stat_logger_calls_total"
 STOPPED = 30.0
 """Seconds for which the sidecar stands still."""
 RECOVERY = 10.0
 """Seconds within which all is as it should be again."""
+PROMPTLY = 5.0
+"""Seconds after which it is so once nothing is in the way any more."""
+SMALLEST_BUFFER = 2**20
+MANY = 64
+"""Choices of a request whose ends fill a buffer soon."""
+EACH = 200
+"""Connections of garbage of each kind, and twice as many that stay half open: 2000."""
+COUNTING = """
+from prometheus_client import Counter
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+CALLS = Counter("stat_logger_calls", "Calls of record().")
+
+
+class Counting(StatLoggerBase):
+    def __init__(self, vllm_config, engine_index=0):
+        pass
+
+    def record(self, *args, **kwargs):
+        CALLS.inc()
+
+    def log_engine_initialized(self):
+        pass
+"""
+"""A stat logger beside ours: vLLM's own metrics have no count of all steps, for some bring nothing but scheduler stats."""
+LEAVING = (b"", frame(b"half of it")[:7])
+"""What somebody says who then goes away, which is no error."""
 
 
 class SidecarProcess:
@@ -35,10 +77,22 @@ class SidecarProcess:
         self._env = {**os.environ, "OTEL_EXPORTER_PROMETHEUS_PORT": str(self.port), **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def socket(self) -> Path:
+        return Path(self._command[-1])
+
     def start(self) -> None:
+        self._launch()
+        assert eventually(self.answers, 20), self.log.read_text()
+
+    def fail(self) -> int:
+        """Start it where it cannot, and return its exit code."""
+        return self._launch().wait(20)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, env=self._env, stdout=log, stderr=log)
-        assert eventually(self.answers, 20), self.log.read_text()
+        return self.process
 
     def answers(self) -> bool:
         try:
@@ -72,11 +126,114 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SidecarP
 
 
 @pytest.fixture(scope="module")
-def server(sidecar: tuple[SidecarProcess, Sink], model: Path) -> Iterator[VllmServer]:
+def server(
+    sidecar: tuple[SidecarProcess, Sink], model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmServer]:
+    """Start a vLLM that has the smallest buffer: all that is done to the sidecar fits, but for what shall not."""
     beside, _ = sidecar
-    socket = beside._command[-1]
-    with VllmServer(model, env={"VITALS_WIRE__SIDECAR": socket}, vitals_port=beside.port) as running:
+    environment = {
+        "VITALS_WIRE__SIDECAR": str(beside.socket),
+        "VITALS_WIRE__BUFFER": str(SMALLEST_BUFFER),
+        "PYTHONPATH": f"{counting(tmp_path_factory.mktemp('path'))}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    with VllmServer(model, env=environment, vitals_port=beside.port) as running:
         yield running
+
+
+def counting(directory: Path) -> Path:
+    """Let a directory of the path offer vLLM a logger that counts on vLLM's own page how often it is called."""
+    (directory / "counting.py").write_text(COUNTING)
+    about = directory / "counting-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\ncounting = counting:Counting\n")
+    return directory
+
+
+def native(server: VllmServer, name: str) -> float:
+    return value(parse(server.metrics_text()), name)
+
+
+def put_choices(server: VllmServer) -> LoadReport:
+    """Ask for many choices of one token and return what the client saw; none may have failed."""
+    report = LoadReport()
+    body = {"model": MODEL_NAME, "prompt": [2, 3, 4, 5], "n": MANY, "max_tokens": 1, "temperature": 1.0}
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(force_close=True)) as session:
+            await asyncio.gather(*(send(session, Request("many choices", body), report) for _ in range(4)))
+
+    asyncio.run(ask())
+    assert not report.failures
+    return report
+
+
+def nonsense() -> tuple[bytes, ...]:
+    """Return what makes the sidecar close a connection, and count an error."""
+    return (
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01\x02" + random.randbytes(500),
+        frame(random.randbytes(100)),
+        frame(encode(Hello(PROTOCOL + 1, "p", "0", 1, []))),
+        frame(encode(Batch(1, 1.0, []))),
+        frame(encode(Hello(PROTOCOL, uuid.uuid4().hex, "9", 1, []))) + frame(b"\xc1"),
+    )
+
+
+def bother(path: Path, said: bytes, *, leave: bool = False) -> None:
+    """Say something and wait for the other side to hang up, after hanging up oneself if one is to leave."""
+    with socket.socket(socket.AF_UNIX) as conn:
+        conn.connect(str(path))  # waits if many others do
+        conn.settimeout(30)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            conn.sendall(said)
+            if leave:
+                conn.shutdown(socket.SHUT_WR)
+            while conn.recv(4096):
+                pass
+
+
+def bother_much(path: Path) -> int:
+    """Make 2000 connections of garbage and return how many of them are an error."""
+    for said in LEAVING * EACH:
+        bother(path, said, leave=True)
+    with ThreadPoolExecutor(16) as pool:
+        errors = list(pool.map(lambda said: bother(path, said), [each for _ in range(EACH) for each in nonsense()]))
+    half = frame(bytes(300))[:100]
+    with ThreadPoolExecutor(2 * EACH) as pool:  # more than it takes at once
+        errors += list(pool.map(lambda _: bother(path, half), range(2 * EACH)))
+    return len(errors)
+
+
+@contextmanager
+def full_disk(directory: Path) -> Iterator[None]:
+    """Mount a tiny file system over a directory and fill it up."""
+    mount = shutil.which("mount")
+    options = ["-t", "tmpfs", "-o", "size=4k,nr_inodes=4,mode=0700", "vitals", str(directory)]
+    if os.geteuid() or mount is None or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
+        pytest.skip("to fill a disk takes a mount, which is not allowed here")
+    try:
+        fill(directory)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)  # a socket there may still be in use
+
+
+def fill(directory: Path) -> None:
+    """Make files until there is no room for another."""
+    with suppress(OSError):
+        for number in range(100):
+            (directory / f"{number}-{uuid.uuid4().hex}").touch()
+
+
+def make_room(directory: Path) -> None:
+    """Delete one of the files that fill a disk."""
+    next(path for path in directory.iterdir() if path.is_file()).unlink()
+
+
+def listened_to(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as conn:
+        return conn.connect_ex(str(path)) == 0
 
 
 def test_it_says_all_that_vllm_says(server: VllmServer) -> None:
@@ -129,9 +286,135 @@ def test_killed_and_restarted_it_is_told_what_happened_meanwhile(
 def test_a_socket_that_somebody_deletes_is_made_anew(server: VllmServer, sidecar: tuple[SidecarProcess, Sink]) -> None:
     beside, _ = sidecar
     before = value(beside.page(), FINISHED)
-    Path(beside._command[-1]).unlink()
+    beside.socket.unlink()
     load = put_load(server, count=20, disconnects=False, seed=3)
     assert eventually(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
+
+
+def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+) -> None:
+    beside, _ = sidecar
+    assert beside.process is not None
+    handles = Path(f"/proc/{beside.process.pid}/fd")
+    before, opened = beside.page(), len(list(handles.iterdir()))
+    finished = 0
+    with ThreadPoolExecutor(1) as pool:
+        bothering = pool.submit(bother_much, beside.socket)
+        while not bothering.done():
+            finished += sum(put_load(server, count=15, disconnects=False, seed=finished).finished.values())
+    assert bothering.result() == 8 * EACH  # all but those that left
+    assert eventually(lambda: value(beside.page(), FINISHED) == value(before, FINISHED) + finished, PROMPTLY)
+    after = beside.page()
+    assert value(after, ERRORS) == value(before, ERRORS) + 8 * EACH
+    assert value(after, ERRORS, stage="wire", process="sidecar") >= 8 * EACH
+    assert value(after, DROPPED) == value(before, DROPPED)
+    assert value(after, "vllm_engine_up") == 1
+    assert eventually(lambda: len(list(handles.iterdir())) <= opened + 2, PROMPTLY)
+    assert "Traceback" not in beside.log.read_text()
+
+
+def test_what_does_not_fit_while_it_stands_still_is_counted_to_the_step(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+) -> None:
+    beside, _ = sidecar
+    before, happened = beside.page(), native(server, CALLS)
+    warnings = server.log.read_text().count("now the oldest are dropped")
+    beside.send(signal.SIGSTOP)
+    end = time.monotonic() + STOPPED
+    while server.log.read_text().count("now the oldest are dropped") == warnings and time.monotonic() < end:
+        put_choices(server)
+    put_choices(server)
+    beside.send(signal.SIGCONT)
+
+    def came() -> tuple[float, float]:
+        after = beside.page()
+        return value(after, STEPS) - value(before, STEPS), value(after, DROPPED) - value(before, DROPPED)
+
+    assert eventually(lambda: sum(came()) == native(server, CALLS) - happened, PROMPTLY), came()
+    assert min(came()) > 0
+    finished = value(beside.page(), FINISHED)
+    load = put_load(server, count=10, disconnects=False, seed=4)
+    assert eventually(lambda: value(beside.page(), FINISHED) == finished + sum(load.finished.values()), PROMPTLY)
+
+
+def test_killed_under_load_the_next_has_all_that_it_had_not_taken(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+) -> None:
+    """It was stopped before the load began: all was on the way to it or waited, and it took nothing."""
+    beside, _ = sidecar
+    start = native(server, NATIVE_FINISHED)
+    beside.send(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(put_load, server, count=400, disconnects=False, seed=5)
+        assert eventually(lambda: native(server, NATIVE_FINISHED) > start + 20)
+        beside.send(signal.SIGKILL)
+        beside.start()
+        assert not load.done()
+        finished = sum(load.result().finished.values())
+    assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
+    assert native(server, NATIVE_FINISHED) == start + finished
+    assert value(beside.page(), DROPPED) == 0
+    assert value(beside.page(), ERRORS) == 0
+
+
+def test_killed_at_work_nothing_that_it_showed_is_counted_again(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+) -> None:
+    """What it took and nobody saw goes with it, and no more: it cannot be more than vLLM had counted then."""
+    beside, _ = sidecar
+    shown, start = value(beside.page(), FINISHED), native(server, NATIVE_FINISHED)
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(put_load, server, count=400, disconnects=False, seed=6)
+        assert eventually(lambda: value(beside.page(), FINISHED) > shown + 20)
+        least = value(beside.page(), FINISHED)
+        beside.send(signal.SIGKILL)
+        most = shown + native(server, NATIVE_FINISHED) - start
+        beside.start()
+        assert not load.done()
+        finished = sum(load.result().finished.values())
+
+    def taken_by_the_killed_one() -> float:
+        return shown + finished - value(beside.page(), FINISHED)
+
+    assert eventually(lambda: taken_by_the_killed_one() <= most, PROMPTLY)
+    before = value(beside.page(), FINISHED)
+    last = put_load(server, count=5, disconnects=False, seed=7)  # steps come in order: all before it is there
+    assert eventually(lambda: value(beside.page(), FINISHED) >= before + sum(last.finished.values()), PROMPTLY)
+    finished += sum(last.finished.values())
+    assert least <= taken_by_the_killed_one() <= most
+    assert value(beside.page(), DROPPED) == 0
+
+
+def test_a_full_disk_costs_the_socket_and_nothing_else(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+) -> None:
+    beside, _ = sidecar
+    directory = beside.socket.parent
+    beside.send(signal.SIGKILL)
+    with full_disk(directory):
+        assert beside.fail() == 1
+        (line,) = (line for line in beside.log.read_text().splitlines() if "The sidecar cannot start" in line)
+        assert line.endswith(f"[Errno 28] Cannot listen: No space left on device: '{beside.socket}'")
+        finished = sum(put_load(server, count=20, disconnects=False, seed=8).finished.values())
+        make_room(directory)
+        beside.start()
+        assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
+
+        beside.send(signal.SIGSTOP)  # so that it cannot make the socket anew before there is no room for it
+        beside.socket.unlink()
+        fill(directory)
+        beside.send(signal.SIGCONT)
+        assert eventually(lambda: not beside.answers(), PROMPTLY)
+        assert "cannot be made anew, trying on: [Errno 28] Cannot listen: No space left" in beside.log.read_text()
+        finished += sum(put_load(server, count=20, disconnects=False, seed=9).finished.values())
+        assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)  # who is connected stays so
+        make_room(directory)
+        assert eventually(beside.answers, PROMPTLY)
+    assert eventually(lambda: listened_to(beside.socket), PROMPTLY)
+    finished += sum(put_load(server, count=10, disconnects=False, seed=10).finished.values())
+    assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
+    assert value(beside.page(), DROPPED) == 0
 
 
 def test_it_outlives_vllm_and_says_that_it_is_gone(server: VllmServer, sidecar: tuple[SidecarProcess, Sink]) -> None:

@@ -16,7 +16,7 @@ from vllm_vitals.wire.outage import Outage
 from vllm_vitals.wire.outbox import Outbox
 from vllm_vitals.wire.wake import Wake
 
-FIRST_REST, LONGEST_REST = 0.1, 2.0
+FIRST_REST, LONGEST_REST = 0.1, 1.0
 """Seconds between tries to connect: each time twice as many."""
 PATIENCE = 10.0
 """Seconds that a collector may take to welcome us."""

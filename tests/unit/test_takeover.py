@@ -1,0 +1,352 @@
+"""Several API servers as real processes: one that is killed is replaced, one that comes late joins, and counts are right.
+
+Each records on our own runtime what it is told to, over a stand-in for vLLM; the page of the deployment is what counts.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.unit.builders import MODEL, iteration_stats, request_stats
+from tests.unit.fake_vllm import FakeVllm, make_config
+from tests.unit.otlp import HOST, free_port, wait_until
+from vllm_vitals.election import Election, _started
+
+ROOT = Path(__file__).parents[2]
+SERVERS = 3
+SHARED = 0
+"""The engine that all servers drive; each has one of its own besides, numbered by its rank + 1."""
+TOKENS = (3, 5, 7)
+"""What a step brings in the server of each rank, in either of its engines; one request ends in each step."""
+PROMPTLY = 5.0
+"""Seconds within which all is as it should be again."""
+GONE = 5.0
+"""Seconds for which a process has to be away until its engines are gone."""
+
+Shown = dict[str, tuple[float, float, float]]
+"""Steps, tokens and finished requests by engine."""
+
+
+def serve(rank: int) -> None:
+    """Be one of the API servers: do what comes in by lines, and answer each."""
+    logging.basicConfig(level=logging.INFO)
+    vllm = FakeVllm()
+    sys.modules.update(vllm.modules)
+    engines = (SHARED, rank + 1)
+    config = make_config(parallel_config=SimpleNamespace(_api_process_rank=rank, _api_process_count=SERVERS))
+    (logger,) = vllm.start(config=config, engines=engines)
+    for line in sys.stdin:
+        answer = held(vllm) if line == "held\n" else record(logger, int(line), engines, TOKENS[rank])
+        print(json.dumps(answer), flush=True)
+
+
+def record(logger: Any, steps: int, engines: tuple[int, ...], tokens: int) -> int:
+    for _ in range(steps):
+        for engine in engines:
+            iteration = iteration_stats(num_generation_tokens=tokens, finished_requests=[request_stats()])
+            logger.record(SimpleNamespace(num_running_reqs=0), iteration, None, engine)
+    return steps
+
+
+def held(vllm: FakeVllm) -> list[int]:
+    """Return how many steps wait to be sent, and how many were sent that no collector is known to have."""
+    vllm.host.feed.drain()
+    link = vllm.host._link
+    assert link is not None
+    outbox = link.sender._outbox
+    with outbox._lock:
+        return [sum(parcel.steps for parcel in parcels) for parcels in (outbox._waiting, outbox._sent)]
+
+
+class Server:
+    """An API server as a process."""
+
+    def __init__(self, rank: int, port: int, log: Path) -> None:
+        self.rank = rank
+        self.log = log
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("VITALS_", "OTEL_"))}
+        listen = {"VITALS_PROMETHEUS__HOST": HOST, "VITALS_PROMETHEUS__PORT": str(port)}
+        with log.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.unit.test_takeover", str(rank)],
+                env={**clean, **listen}, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            )  # fmt: skip
+
+    @property
+    def leads(self) -> bool:
+        """Whether it ever held the collector."""
+        return "holds the collector" in self.log.read_text()
+
+    def record(self, steps: int) -> None:
+        """Let it record so many steps of each of its two engines."""
+        assert self._ask(str(steps)) == steps
+
+    def held(self) -> tuple[int, int]:
+        """Return how many steps it has not sent, and of how many sent ones it knows of no collector that has them."""
+        waiting, sent = self._ask("held")
+        return waiting, sent
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def _ask(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, self.log.read_text()
+        return json.loads(answer)
+
+
+class Deployment:
+    """API servers of one parent, which is this process, and the page that one of them serves."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self._directory = directory
+        self._started: list[Server] = []
+
+    def start(self, *ranks: int) -> list[Server]:
+        """Start servers at once and wait until they serve; whoever shall lead is best started alone."""
+        log = self._directory / str(len(self._started))
+        made = [Server(rank, self.port, log.with_suffix(f".{rank}")) for rank in ranks]
+        self._started += made
+        for server in made:
+            server.held()
+        return made
+
+    def start_all(self) -> list[Server]:
+        """Start all of them, the first leading."""
+        first = self.start(0)
+        wait_until(self.page, 10)
+        return first + self.start(1, 2)
+
+    def page(self) -> dict[str, dict[str, float]]:
+        """Return the sums by name and engine, nothing while nobody serves."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        sums: dict[str, dict[str, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                of_name = sums.setdefault(sample.name, {})
+                engine = sample.labels.get("engine", "")
+                of_name[engine] = of_name.get(engine, 0.0) + sample.value
+        return sums
+
+    def shown(self) -> Shown:
+        page = self.page()
+        names = ("vitals_steps_total", "vllm_tokens_generation_total", "vllm_requests_finished_total")
+        return {engine: tuple(page[name][engine] for name in names) for engine in page.get(names[0], ())}  # type: ignore[misc]
+
+    def up(self) -> dict[str, float]:
+        return self.page().get("vllm_engine_up", {})
+
+    def settle(self, wanted: Shown, within: float = PROMPTLY) -> None:
+        """Wait until the page shows what it should and all servers know it; nothing may be dropped or go wrong."""
+        end = time.monotonic() + within
+        while (shown := self.shown()) != wanted and time.monotonic() < end:
+            time.sleep(0.02)
+        assert shown == wanted
+        page = self.page()
+        assert page["vitals_steps_dropped_total"] == {"": 0.0}
+        assert page["vitals_errors_total"] == {"": 0.0}
+        for server in self._started:
+            if server.process.poll() is None:
+                wait_until(lambda server=server: server.held() == (0, 0))
+
+    def end(self) -> None:
+        for server in self._started:
+            server.kill()
+        here = Path(f"/tmp/vllm-vitals-{os.getuid()}") / f"{os.getpid()}-{_started(os.getpid())}"  # noqa: S108
+        for suffix in (".sock", ".lock"):
+            here.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def totals(*steps: int | None) -> Shown:
+    """Return what the page must show if the servers, by rank, recorded so many steps; `None`: it never heard of one."""
+    known = [(rank, count) for rank, count in enumerate(steps) if count is not None]
+    together = sum(count for _, count in known)
+    shared = sum(count * TOKENS[rank] for rank, count in known)
+    own = {str(rank + 1): (count, count * TOKENS[rank], count) for rank, count in known}
+    return {str(SHARED): (together, shared, together), **own}
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Iterator[Deployment]:
+    """Give API servers that meet as those of one vLLM do; none is left in the end."""
+    made = Deployment(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_what_is_to_be_shown_is_right() -> None:
+    assert totals(4, None, 8) == {"0": (12, 4 * 3 + 8 * 7, 12), "1": (4, 12, 4), "3": (8, 56, 8)}
+    assert MODEL == "m"
+
+
+def test_one_after_another_takes_the_lead_when_it_is_killed(deployment: Deployment) -> None:
+    """The next counts from zero, and has all that was recorded while nobody led."""
+    first, second, third = deployment.start_all()
+    for count in (1, 2, 3):
+        for server in (first, second, third):
+            server.record(count)
+    deployment.settle(totals(6, 6, 6))
+    first.record(4)
+    third.record(8)
+    deployment.settle(totals(10, 6, 14))
+    assert (first.leads, second.leads, third.leads) == (True, False, False)
+
+    first.kill()
+    second.record(5)
+    third.record(9)
+    deployment.settle(totals(None, 5, 9))
+    second.record(2)
+    third.record(1)
+    deployment.settle(totals(None, 7, 10))
+    assert (second.leads, third.leads) == (True, False)
+
+    second.kill()
+    third.record(4)
+    deployment.settle(totals(None, None, 4))
+    third.record(30)
+    deployment.settle(totals(None, None, 34))
+    assert third.leads
+    assert deployment.up() == {"0": 1, "3": 1}
+
+
+def test_what_a_host_had_not_taken_when_it_was_killed_is_told_to_the_next(deployment: Deployment) -> None:
+    """It is stopped first, so that all of it is on the way, in the socket of one who will never read it."""
+    first, second, third = deployment.start_all()
+    for server in (first, second, third):
+        server.record(3)
+    deployment.settle(totals(3, 3, 3))
+    first.process.send_signal(signal.SIGSTOP)
+    second.record(20)
+    third.record(40)
+    wait_until(lambda: second.held() == (0, 2 * 20))
+    wait_until(lambda: third.held() == (0, 2 * 40))
+    first.kill()
+    deployment.settle(totals(None, 20, 40))
+    assert second.leads
+
+
+def test_a_host_that_stands_still_stays_the_host_and_takes_everything_afterwards(deployment: Deployment) -> None:
+    first, second, third = deployment.start_all()
+    for server in (first, second, third):
+        server.record(3)
+    deployment.settle(totals(3, 3, 3))
+    first.process.send_signal(signal.SIGSTOP)
+    for _ in range(8):  # for longer than the others would wait for one who is away
+        second.record(2)
+        third.record(1)
+        time.sleep(0.5)
+    first.process.send_signal(signal.SIGCONT)
+    first.record(1)
+    deployment.settle(totals(4, 19, 11))
+    assert (second.leads, third.leads) == (False, False)
+
+
+def test_a_killed_one_is_down_unless_it_is_back_in_time_and_all_totals_go_on(deployment: Deployment) -> None:
+    first, second, third = deployment.start_all()
+    for server, steps in ((first, 4), (second, 6), (third, 8)):
+        server.record(steps)
+    deployment.settle(totals(4, 6, 8))
+    assert deployment.up() == {"0": 1, "1": 1, "2": 1, "3": 1}
+    killed = time.monotonic()
+    second.kill()
+    third.kill()
+    first.record(1)
+    deployment.settle(totals(5, 6, 8))
+    (third,) = deployment.start(2)
+    third.record(3)
+    deployment.settle(totals(5, 6, 11))
+    seen = [deployment.up()]
+    while first.log.read_text().count("is gone") < 2 and time.monotonic() < killed + GONE + PROMPTLY:
+        seen.append(deployment.up())
+        time.sleep(0.05)
+    assert time.monotonic() >= killed + GONE
+    assert {up["3"] for up in seen} == {1}
+    wait_until(lambda: deployment.up() == {"0": 1, "1": 1, "2": 0, "3": 1})
+    third.record(1)
+    deployment.settle(totals(5, 6, 12))
+
+    (second,) = deployment.start(1)
+    second.record(2)
+    deployment.settle(totals(5, 8, 12))
+    assert deployment.up() == {"0": 1, "1": 1, "2": 1, "3": 1}
+    assert (first.leads, second.leads, third.leads) == (True, False, False)
+
+
+def test_the_first_may_come_last_and_joins(deployment: Deployment) -> None:
+    (third,) = deployment.start(2)
+    third.record(7)
+    deployment.settle(totals(None, None, 7))
+    (first,) = deployment.start(0)
+    first.record(4)
+    third.record(1)
+    deployment.settle(totals(4, None, 8))
+    (second,) = deployment.start(1)
+    second.record(2)
+    deployment.settle(totals(4, 2, 8))
+    assert (first.leads, second.leads, third.leads) == (False, False, True)
+    for server in (first, second, third):
+        assert "No scrape endpoint" not in server.log.read_text()
+    third.kill()
+    second.record(3)
+    deployment.settle(totals(0, 3, None))
+    assert (first.leads, second.leads) == (True, False)
+
+
+def test_a_killed_host_that_is_started_again_joins_the_one_that_took_over(deployment: Deployment) -> None:
+    first, second, third = deployment.start_all()
+    for server in (first, second, third):
+        server.record(2)
+    deployment.settle(totals(2, 2, 2))
+    first.kill()
+    second.record(1)
+    third.record(2)
+    deployment.settle(totals(None, 1, 2))
+    (again,) = deployment.start(0)
+    again.record(4)
+    second.record(1)
+    deployment.settle(totals(4, 2, 2))
+    assert (again.leads, second.leads, third.leads) == (False, True, False)
+    second.kill()
+    again.record(5)
+    third.record(6)
+    deployment.settle(totals(5, None, 6))
+    assert (again.leads, third.leads) == (True, False)
+
+
+def test_whoever_is_left_takes_the_lead_within_seconds(tmp_path: Path) -> None:
+    led = threading.Event()
+    election = Election(tmp_path / "d" / "s.sock", 63, lambda: False, led.set)
+    election.start()
+    assert led.wait(PROMPTLY)
+    election.stop()
+    election.abandon()
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        serve(int(sys.argv[1]))
