@@ -14,14 +14,16 @@ from vllm_vitals.configuration import SettingsError, is_strict, load
 from vllm_vitals.exporters.exporter import Exporter, stop_all
 from vllm_vitals.feed.feed import Feed, Source
 from vllm_vitals.feed.tap import Tap
+from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Facts, Sleep
-from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
+from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
 
 if TYPE_CHECKING:
+    from vllm_vitals.gpu.sampler import Sampler
     from vllm_vitals.link import Link
 
 EXPORTERS = ("prometheus", "otlp")
@@ -60,6 +62,9 @@ class Runtime:
         """Whether it is decided where the steps of this process go."""
         self._link: Link | None = None
         self._clients: list[Client] = []
+        self._placements: list[Placement] = []
+        self._roots = (os.getpid(),)
+        """What the processes of this vLLM descend from."""
         self._attaching = threading.Lock()
 
     def check(self, section: str) -> None:
@@ -104,6 +109,8 @@ class Runtime:
         if not self._joined:
             self._join(*api_server(config))
             self._joined = True
+        if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
+            self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
         sink = self._link.sender if self._link else self.collector
         for each in facts:
@@ -124,6 +131,8 @@ class Runtime:
 
         socket = wire.sidecar or wire.socket or meeting_point()
         self.collector.process = str(rank)
+        if count > 1:  # all of them, and the engines, are children of one
+            self._roots = (os.getppid(),)
         self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.collector)
         self.collector.upstream = None
         self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
@@ -142,11 +151,23 @@ class Runtime:
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start an exporter unless this process has it already, or another process exports for it."""
         with self._attaching:
-            if self._link is not None:
-                self._link.expose(name, make)
-            elif name not in self.exporters:
-                self.exporters[name] = make()
-                self.exporters[name].start()
+            self._expose(name, make)
+            if self.settings.gpu.enabled and "gpu" not in self.broken:
+                self._expose("gpu", self._sampler)
+
+    def _expose(self, name: str, make: Callable[[], Exporter]) -> None:
+        if self._link is not None:
+            self._link.expose(name, make)
+        elif name not in self.exporters:
+            self.exporters[name] = make()
+            self.exporters[name].start()
+
+    def _sampler(self) -> "Sampler":
+        """Return what samples the GPUs; it runs where the exporters do, and is started and stopped as they are."""
+        from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
+
+        gpu = self.settings.gpu
+        return sampler(self.collector, gpu.interval, gpu.devices, lambda: tuple(self._placements), self._roots)
 
     def stop(self) -> None:
         """Drain, then end the exporters."""

@@ -227,6 +227,17 @@ class NativeSettings(Section):
     timeout: float = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
 
 
+class GpuSettings(Section):
+    """The GPUs that the engines work on."""
+
+    enabled: bool = Field(True, description="Sample the GPUs.")
+    interval: float = Field(1.0, ge=0.1, le=60, description="Seconds between two samples.")
+    devices: str | None = Field(
+        None, max_length=4096, description="Those that vLLM may use, written as in CUDA_VISIBLE_DEVICES, which counts by "
+        "default; or all, to sample every one that the driver shows."
+    )  # fmt: skip
+
+
 class GenAISettings(Section):
     """The `gen_ai.server.*` metrics of the OpenTelemetry conventions."""
 
@@ -289,6 +300,7 @@ class Settings(Section):
     otlp: OtlpSettings = OtlpSettings()
     wire: WireSettings = WireSettings()
     native: NativeSettings = NativeSettings()
+    gpu: GpuSettings = GpuSettings()
     gen_ai: GenAISettings = GenAISettings()
 
     @field_validator("buckets")

@@ -79,4 +79,8 @@ def exporters(
         found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
     if not found:
         LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no endpoint for a push")
+    elif settings.gpu.enabled:
+        from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
+
+        found["gpu"] = lambda: sampler(collector, settings.gpu.interval, settings.gpu.devices)
     return found

@@ -17,7 +17,8 @@ from vllm_vitals.runtime import Runtime
 
 PLUGINS = "vllm_vitals.vllm.plugins"
 VERSION = "0.32.0"
-QUIET = {"VITALS_PROMETHEUS__HOST": "127.0.0.1", "VITALS_PROMETHEUS__PORT": "0", "VITALS_DRAIN_INTERVAL": "10"}
+QUIET = {"VITALS_PROMETHEUS__HOST": "127.0.0.1", "VITALS_PROMETHEUS__PORT": "0", "VITALS_DRAIN_INTERVAL": "10",
+         "VITALS_GPU__ENABLED": "false"}  # fmt: skip
 """A port of the system's choice, and no drain that a test does not ask for."""
 PUSH = {
     "VITALS_OTLP__ENDPOINT": "http://127.0.0.1:9",

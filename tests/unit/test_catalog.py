@@ -15,6 +15,7 @@ from vllm_vitals.catalog.engine import SATURATION
 from vllm_vitals.catalog.metric import reader
 from vllm_vitals.catalog.names import UNITS
 from vllm_vitals.columns import Requests
+from vllm_vitals.gpu.sample import Sample
 from vllm_vitals.step import Facts, Finished, Health, Rejection, Sleep, Step
 from vllm_vitals.vllm.facts import _features
 
@@ -75,7 +76,7 @@ VLLM_COUNTERS, VLLM_GAUGES, VLLM_HISTOGRAMS = (names.split() for names in (COUNT
 
 EMPTY = {
     Step: Step("m", "0", 1.0, 1.0, 1.0), Finished: Requests([Finished("stop", duration=0.0)]), Facts: Facts("m", "0"), Health: Health(),
-    Sleep: Sleep("m", "0", "awake"), Rejection: Rejection("m", "full"),
+    Sleep: Sleep("m", "0", "awake"), Rejection: Rejection("m", "full"), Sample: Sample(1.0, 1.0, []),
 }  # fmt: skip
 
 

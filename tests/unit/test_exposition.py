@@ -18,9 +18,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, finished, page, step
+from tests.unit.nvml.readings import full
 from vllm_vitals.catalog import CATALOG, Counter, Gauge, Histogram
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import Renderer
+from vllm_vitals.gpu.sample import Sample
 from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation
 
 AWKWARD = 'a"b\\c\nd,e=f{g}h # i 你好 \N{PILE OF POO}'
@@ -69,6 +71,7 @@ def full_collector(**values: Any) -> Collector:
     rare = (Sleep(MODEL, "0", "paused"), Rejection(MODEL, "full"), Health(2, 1e-6, {"hook": 1}), step(kv_cache_usage=7))
     for record in rare:
         feed(collector, record)
+    feed(collector, Sample(EPOCH + 100, 100.0, [full()]))
     for duration in (0.001, 3.0, None):
         collector.export("prometheus", duration, refused=1)
     collector.refresh()

@@ -5,6 +5,7 @@ from typing import Any
 from vllm_vitals.catalog.cache import CACHE, LORA, SPECULATIVE
 from vllm_vitals.catalog.conventions import CONVENTIONS
 from vllm_vitals.catalog.engine import ENGINE, STEP
+from vllm_vitals.catalog.gpu import GPU
 from vllm_vitals.catalog.itself import ITSELF
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Metric, Scope
 from vllm_vitals.catalog.requests import REQUESTS, TOKENS
@@ -20,6 +21,7 @@ GROUPS: dict[str, tuple[Metric[Any], ...]] = {
     "lora": LORA,
     "speculative": SPECULATIVE,
     "conventions": CONVENTIONS,
+    "gpu": GPU,
     "itself": ITSELF,
 }
 CATALOG: tuple[Metric[Any], ...] = tuple(metric for group in GROUPS.values() for metric in group)

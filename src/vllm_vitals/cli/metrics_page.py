@@ -19,13 +19,16 @@ FEATURES = {
     "speculation": "--speculative-config",
 }
 """The `vllm serve` option or the environment variable by `Metric.needs`."""
-TITLES = {"lora": "LoRA", "slo": "SLOs", "itself": "The plugin itself"}
+TITLES = {"lora": "LoRA", "gpu": "GPUs", "slo": "SLOs", "itself": "The plugin itself"}
 ABOUT = {
     "engine": "What an engine was started with, what it holds right now, whether it sleeps.",
     "requests": "Requests, and how long each part of them took.",
     "cache": "The KV cache, the prefix cache and the multimodal processor's cache.",
     "conventions": "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). "
     "`gen_ai.enabled=false` leaves them out.",
+    "gpu": "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) "
+    "as far as these go. `hw_id` is the UUID of the GPU or MIG device, `hw_parent` that of the GPU that it is a part of; "
+    "`model_name` and `engine` tell whose it is, where that is known.",
     "itself": "What the plugin saw, lost and refused, and what it costs.",
 }
 """One sentence for each group; a group without one has none on the page."""

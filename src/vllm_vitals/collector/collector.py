@@ -21,6 +21,8 @@ from vllm_vitals.collector.slo import SloWriter, declare
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
 from vllm_vitals.columns import Requests
+from vllm_vitals.gpu.intake import Intake
+from vllm_vitals.gpu.sample import Sample
 from vllm_vitals.logs import log_once
 from vllm_vitals.settings import Settings
 from vllm_vitals.slo.judge import Judge
@@ -62,18 +64,20 @@ class Collector:
             Rejection: self._add_rejections,
             Gone: self._add_gone,
             Health: self._add_health,
+            Sample: self._add_samples,
         }
         self.store = Store(self._metrics, exponential=settings.otlp.histograms == "exponential")
         self._bounds = plan(None, settings.buckets)
         self._judge = Judge(settings.slos) if settings.slos else None
         declare(self.store, settings.slos)
-        self._process = self._rules("", "", self._bounds, Scope.PROCESS)[Health]
+        of_process = self._rules("", "", self._bounds, Scope.PROCESS)
+        self._process, self._gpus = of_process[Health], Intake(of_process[Sample])
         for metric in self._in_scope(Scope.PROCESS):
             prepare(self.store[metric], (), self._bounds)
         info = (vllm_vitals.__version__, platform.python_version(), source)
         self._put(itself.INFO, (), info, 1.0)
 
-    def add(self, records: Sequence[Record], pause: Callable[[], None] = lambda: None) -> None:
+    def add(self, records: Sequence[Record | Sample], pause: Callable[[], None] = lambda: None) -> None:
         """Add records up, oldest first. Never raises for what they hold: an error is counted and logged once.
 
         `pause` is called between small pieces of work.
@@ -133,6 +137,7 @@ class Collector:
             for engine in self._engines.values():
                 self._put(itself.STEP_AGE, engine.scope, (), max(clock - engine.clock, 0.0))
                 self._expire(engine, clock)
+            self._gpus.expire(clock, self._settings.stale_after)
             for (metric, reason), count in self.store.rejects.items():
                 cell = self.store[itself.REJECTED].number((), (metric, reason))
                 cell.set(count, now)
@@ -230,6 +235,10 @@ class Collector:
     def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
         self._write(self._process, records, time.time(), pause)
 
+    def _add_samples(self, samples: Sequence[Sample], pause: Callable[[], None]) -> None:
+        self._gpus.begin(samples)
+        self._write(self._gpus.writers, samples, samples[-1].time, pause)
+
     def _write(self, writers: Iterable[Writer], records: Sequence[Any], now: float, pause: Callable[[], None]) -> None:
         for each in writers:
             try:
@@ -262,7 +271,7 @@ class Collector:
 
     def _rules(self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope) -> Rules:
         exemplars = EXEMPLAR_LENGTH if self._settings.exemplars else 0
-        rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health)}
+        rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health, Sample)}
         for metric in self._in_scope(*scopes):
             scope = self._scope(metric, model, engine)
             if metric.of is not None:

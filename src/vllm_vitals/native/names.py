@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, itself, requests
+from vllm_vitals.catalog.gpu import GPU
 
 RENAMED = {"finished_reason": "finish_reason", "sleep_state": "state"}
 """vLLM's label names to ours, where they differ."""
@@ -93,6 +94,8 @@ def why_missing(metric: Metric[Any]) -> str:
     """Return why a metric, or a part of it, is on no page of vLLM's; `""` when all of it is, or it is not vLLM's."""
     if metric in {native.ours for native in NATIVES}:
         return PARTLY.get(metric, "")
+    if metric in GPU:
+        return ""  # a sidecar samples them itself
     if metric in itself.ITSELF:
         of_plugin = metric.scope is not Scope.PROCESS or metric in OF_HOOKS
         return "the plugin counts it, and does not run in that vLLM" if of_plugin else ""

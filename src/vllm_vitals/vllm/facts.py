@@ -2,10 +2,12 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from vllm_vitals.catalog.buckets import FAMILIES, check
 from vllm_vitals.catalog.engine import INFO_LABELS
+from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Facts
 from vllm_vitals.vllm.fields import text
@@ -58,6 +60,15 @@ def engine_facts(config: Any, engine: str, engines: int, version: str) -> Facts:
         info=_info(config, version),
         features=frozenset(name for name, on in _features(config).items() if on),
     )
+
+
+def placement(config: Any, engines: Sequence[str]) -> Placement:
+    """Return which of this host's devices go to which of the engines that a serving process drives."""
+    local = at(config, "parallel_config.data_parallel_size_local")
+    rank = at(config, "parallel_config.data_parallel_rank_local")
+    here = engines[:local] if type(local) is int and local >= 0 else engines
+    devices = whole(config, "parallel_config.world_size") or 1
+    return Placement(model_name(config), tuple(here), devices, rank if type(rank) is int and rank >= 0 else 0)
 
 
 def _kv_cache_tokens(config: Any, engines: int) -> int | None:

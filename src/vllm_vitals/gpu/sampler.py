@@ -1,0 +1,103 @@
+"""The thread that samples the GPUs, off the serving path; one on a host for the devices of one vLLM."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from vllm_vitals.feed.pace import Pace
+from vllm_vitals.gpu.fleet import Fleet
+from vllm_vitals.gpu.nvml import Nvml
+from vllm_vitals.gpu.placement import NOBODY, Owner, Placement, place
+from vllm_vitals.gpu.processes import Family
+from vllm_vitals.gpu.sample import Sample
+from vllm_vitals.gpu.visible import Listed, select, visible
+from vllm_vitals.logs import log_once
+
+EVERY = "all"
+"""The setting that stands for every device that the driver shows."""
+SHORTEST_REST = 0.1
+"""Seconds between two samples at least, however long they take."""
+
+
+class Sink(Protocol):
+    """Where samples go: the collector."""
+
+    def add(self, records: Sequence[Sample], pause: Callable[[], None]) -> None:
+        """Take samples, oldest first; `pause` is to be called between small pieces of work."""
+
+
+class Sampler:
+    """Samples at each interval what all fleets say. Only its own thread touches a driver."""
+
+    def __init__(self, sink: Sink, interval: float, fleets: Sequence[Fleet]) -> None:
+        """`interval`: seconds between the beginnings of two samples."""
+        self._sink = sink
+        self._interval = interval
+        self._fleets = fleets
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vitals-gpu", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample, at once for the first time."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, in bounded time even while a driver hangs."""
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join(1.0)
+
+    def abandon(self) -> None:
+        """Let go of what a fork copied, without touching threads or locks."""
+        self._stopped = threading.Event()
+        self._stopped.set()
+
+    def sample(self) -> None:
+        """Take one sample; nothing is told as long as no device is known."""
+        pause = Pace().breathe
+        readings = [reading for fleet in self._fleets for reading in fleet.read(pause)]
+        if readings:
+            self._sink.add([Sample(time.time(), time.monotonic(), readings)], pause)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            started = time.monotonic()
+            try:
+                self.sample()
+            except Exception:  # noqa: BLE001 - the thread must go on
+                log_once(logging.ERROR, "The GPUs could not be sampled", traceback=True)
+            self._stopped.wait(max(self._interval - (time.monotonic() - started), SHORTEST_REST))
+        for fleet in self._fleets:
+            fleet.close()
+
+
+def sampler(
+    sink: Sink,
+    interval: float,
+    devices: str | None = None,
+    placements: Callable[[], Sequence[Placement]] = tuple,
+    roots: Sequence[int] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Sampler:
+    """Return the sampler of this process, not started yet.
+
+    `devices`: those that vLLM may use, written as in `CUDA_VISIBLE_DEVICES`, by default those that `environ` names there;
+    or `all`, to watch every one and ask no further. `placements`: what is known of the engines here when a driver is
+    opened. `roots`: the processes that vLLM's descend from, by default this one.
+    """
+    allowed = dict(environ)  # vLLM changes these variables for a moment when it starts engines
+
+    def choose(vendor: str, listed: Sequence[Listed]) -> list[str]:
+        if devices is None:
+            return visible(allowed, vendor, listed)
+        if devices == EVERY:
+            return [each for gpu in listed for each in [part.id for part in gpu.parts] or [gpu.id]]
+        return select(devices, listed)
+
+    def owners(ids: Sequence[str]) -> Mapping[str, Owner]:
+        return dict.fromkeys(ids, NOBODY) if devices == EVERY else place(placements(), ids)
+
+    return Sampler(sink, interval, [Fleet(Nvml(Family(roots)), choose, owners)])

@@ -1,0 +1,57 @@
+"""What every kind of GPU offers to the sampler, and the ways in which it may fail."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from vllm_vitals.gpu.sample import Gpu, Reading
+from vllm_vitals.gpu.visible import Listed
+
+Pause = Callable[[], None]
+
+
+class DownError(Exception):
+    """The library or its driver does not work; the message says why."""
+
+
+class LostError(Exception):
+    """A device does not answer any more; the message says why."""
+
+
+class Device(Protocol):
+    """One device, as long as its source is open."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Which device this is."""
+
+    def read(self, clock: float, pause: Pause) -> Reading:
+        """Return what it says at monotonic seconds `clock`; `pause` is called between small pieces of work.
+
+        Raises:
+            LostError: when the device is not there any more.
+            DownError: when the library does not work any more.
+        """
+
+
+class Source(Protocol):
+    """The devices of one vendor in this machine. For one thread."""
+
+    vendor: str
+
+    def open(self) -> Sequence[Listed]:
+        """Begin, or begin anew, and list what there is; devices that were had before are of no use any more.
+
+        Raises:
+            DownError: when the library or its driver does not work.
+        """
+
+    def device(self, identity: str) -> Device:
+        """Return a device by its id.
+
+        Raises:
+            LostError: when the device is not there.
+            DownError: when the library does not work any more.
+        """
+
+    def close(self) -> None:
+        """Let go of the library; never raises."""

@@ -1,0 +1,91 @@
+"""Differences of counters that may begin anew, integrals of rates, and whose processes are whose."""
+
+import math
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.builders import examples
+from vllm_vitals.gpu.growth import Elapsed, Growth, Integral
+from vllm_vitals.gpu.processes import Family, parent
+
+
+def test_counter_grows_by_differences():
+    growth = Growth(math.inf)
+    assert [growth(value, clock) for clock, value in enumerate([700.0, 700.0, 850.0])] == [0.0, 0.0, 150.0]
+
+
+def test_counter_that_fell_began_anew():
+    growth = Growth(math.inf)
+    growth(1000.0, 0.0)
+    assert growth(30.0, 1.0) == 30.0
+    assert growth(50.0, 2.0) == 20.0
+
+
+def test_counter_is_silent_for_a_while():
+    growth = Growth(math.inf)
+    growth(1000.0, 0.0)
+    assert growth(None, 1.0) is None
+    assert growth(1500.0, 9.0) == 500.0
+
+
+def test_counter_cannot_grow_faster_than_the_device_can():
+    growth = Growth(100.0)
+    growth(1000.0, 0.0)
+    assert growth(1100.0, 1.0) == 100.0
+    assert growth(2**63, 2.0) == 0.0
+    assert growth(1200.0, 3.0) == 0.0  # what looks like a new beginning was a glitch
+    assert growth(1250.0, 4.0) == 50.0
+    assert growth(1650.0, 8.0) == 400.0
+
+
+@examples(100)
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e12))))
+def test_growth_is_never_negative(values):
+    growth = Growth(1e9)
+    assert all(grown is None or grown >= 0 for grown in (growth(v, float(i)) for i, v in enumerate(values)))
+
+
+def test_integral_is_the_area_between_two_readings():
+    integral = Integral()
+    assert integral(100.0, 10.0) == 0.0
+    assert integral(300.0, 12.0) == 400.0  # a mean of 200 over 2 s
+    assert integral(None, 13.0) is None
+    assert integral(300.0, 14.0) == 600.0
+
+
+def test_integral_does_not_guess_over_a_long_gap_or_backwards():
+    integral = Integral()
+    integral(100.0, 0.0)
+    assert integral(100.0, 11.0) == 0.0
+    assert integral(100.0, 21.0) == 1000.0
+    assert integral(100.0, 21.0) == 0.0
+
+
+def test_elapsed_time():
+    elapsed = Elapsed()
+    assert [elapsed(clock) for clock in (5.0, 6.5, 20.0, 21.0)] == [0.0, 1.5, 0.0, 1.0]
+
+
+PARENTS = {50: 40, 40: 30, 30: 20, 60: 1, 70: 0, 80: 80}
+
+
+def test_family_is_what_descends():
+    family = Family([30], parent=lambda pid: PARENTS.get(pid, 0))
+    assert family.members([50, 40, 30, 20, 60, 70, 80, 90, 1, 0]) == {50, 40, 30}
+
+
+def test_family_looks_at_a_process_once_while_it_is_there():
+    asked = []
+    family = Family([30], parent=lambda pid: asked.append(pid) or PARENTS.get(pid, 0))
+    for pids in ([50], [50], [], [50]):
+        family.members(pids)
+    assert asked == [50, 40] * 2
+
+
+def test_family_of_this_process():
+    assert parent(os.getpid()) == os.getppid()
+    assert parent(2**30) == 0
+    assert Family().members([os.getpid(), os.getppid(), 1]) == {os.getpid()}
+    assert os.getpid() in Family([os.getppid()]).members([os.getpid()])
