@@ -32,7 +32,7 @@ def make_runtime() -> Iterator[Callable[..., Runtime]]:
     made: list[Runtime] = []
 
     def make(**values: Any) -> Runtime:
-        made.append(Runtime(Settings(**{"drain_interval": 10.0, **values})))
+        made.append(Runtime(Settings(**{"drain_interval": 10.0, "gpu": {"enabled": False}, **values})))
         return made[-1]
 
     yield make
