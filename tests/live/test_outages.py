@@ -67,6 +67,8 @@ TOLD = f"invalid token: Bearer {SECRET}".encode()
 INTERVAL, TIMEOUT, ASKED = 0.5, 2.0, 2
 """Seconds between pushes, seconds that one may take, seconds that a busy receiver asks for."""
 PACE = {"OTEL_METRIC_EXPORT_INTERVAL": f"{INTERVAL * 1000:g}", "OTEL_EXPORTER_OTLP_TIMEOUT": f"{TIMEOUT * 1000:g}"}
+SLACK = 3.0
+"""Seconds by which two ends of vLLM may differ by themselves."""
 CALM = "good"
 MOVING = {itself.EXPORTS, itself.EXPORT_DURATION}
 """What moves while nothing happens: pushes and scrapes are counted."""
@@ -414,7 +416,7 @@ def plain_end(model: Path) -> float:
 
 def test_a_dead_or_hanging_receiver_does_not_hold_the_end_up(trial: Trial, plain_end: float) -> None:
     print(f"{trial.protocol}: the end took {trial.end:.1f} s, without a push {plain_end:.1f} s")
-    assert trial.end < plain_end + OtlpSettings().shutdown_timeout + 10
+    assert trial.end < plain_end + OtlpSettings().shutdown_timeout + SLACK
 
 
 def test_a_kill_in_the_middle_of_a_push_doubles_nothing(model: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
@@ -21,7 +22,8 @@ from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
 from vllm_vitals.exporters.otlp.target import Target, resolve
 from vllm_vitals.exporters.otlp.transport import Answer, Transport, connect
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
+from vllm_vitals.native.apart import Apart, Outcome
 from vllm_vitals.settings import OtlpSettings, Settings
 
 NAME = "otlp"
@@ -29,6 +31,8 @@ LONGEST_PAUSE = 300.0
 """Seconds that a peer can make us wait at most."""
 GRACE = 2.0
 """Seconds beyond its timeout after which a push that has not come back is given up."""
+PATIENCE = 2.0
+"""Seconds that a push waits for vLLM's own metrics at most; those that come later are in the next."""
 MOST_STUCK = 3
 """Pushes that may be stuck with a peer that answers byte by byte; then no more for a while."""
 MOST_KINDS = 5
@@ -69,7 +73,7 @@ class OtlpExporter:
             fresh=fresh,
             more=self._more if native else lambda _: (),
         )
-        self._native = native
+        self._native = Apart(partial(_read, native), "vitals-bridge") if native else None
         self._transport: Transport | None = None
         self._stuck: dict[threading.Thread, float] = {}
         """Pushes that did not come back, and the monotonic seconds when they were given up."""
@@ -97,6 +101,8 @@ class OtlpExporter:
             settings.histograms,
             settings.timeout,
         )
+        if self._native:
+            self._native.start()
         self._thread = threading.Thread(target=self._run, name="vitals-otlp", daemon=True)
         self._thread.start()
 
@@ -130,15 +136,27 @@ class OtlpExporter:
         self._tell(answer)
         return answer
 
-    def _more(self, pause: Callable[[], None]) -> Iterator[Series]:
-        """Yield vLLM's own series; a registry that cannot be read does not cost ours."""
-        own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
-        try:
-            if self._native:
-                yield from native_series(self._native(), pause, own.__contains__)
-        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
+    def _more(self, _: Callable[[], None]) -> Iterator[Series]:
+        """Yield vLLM's own series; a registry that cannot be read, or that takes long, does not cost ours."""
+        found = self._native.latest(self._bear_with) if self._native else Outcome[Series]()
+        if found is None:
             self._whole = False
-            self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
+            late = (
+                "vLLM's own metrics take long to be read: ours are pushed without them, they as soon as they are there"
+            )
+            log_once(logging.WARNING, late, key="otlp-native-late")
+            self._collector.count_error("export")
+            return
+        yield from found.items
+        if found.error:
+            self._whole = False
+            try:
+                raise found.error  # noqa: TRY301 - to be logged where it came from
+            except BaseException:  # noqa: BLE001 - a broken multiprocess directory, say
+                self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
+
+    def _bear_with(self, native: Callable[[float], bool]) -> None:
+        self._await(native, min(PATIENCE, self._settings.interval / 2))
 
     def _run(self) -> None:
         wait = self._settings.interval
@@ -152,6 +170,8 @@ class OtlpExporter:
         if left > 0:
             self.push(left)
             self._close()
+        if self._native:
+            self._native.end()
 
     def _send(self, push: Push, timeout: float) -> Answer:
         """Send on a thread of its own: a peer that answers byte by byte outlasts every timeout."""
@@ -167,7 +187,7 @@ class OtlpExporter:
             return Answer(error=f"{MOST_STUCK} earlier pushes still wait for their answers to end", kind="stuck")
         thread = threading.Thread(target=_deliver, args=(transport, data, answers), daemon=True, name="vitals-push")
         thread.start()
-        self._await(thread, timeout + GRACE)
+        self._await(partial(_ended, thread), timeout + GRACE)
         if not answers:
             self._stuck[thread] = time.monotonic()
             self._transport = None
@@ -176,16 +196,16 @@ class OtlpExporter:
             self._close()  # and connect anew: the peer may have moved, or have a new certificate
         return answers[0]
 
-    def _await(self, thread: threading.Thread, timeout: float) -> None:
-        """Wait for a push to come back; once we are stopped, leave half of the time for the last one."""
-        end = time.monotonic() + timeout
-        while thread.is_alive():
-            if self._stopped.is_set():
-                end = min(end, self._end - self._settings.shutdown_timeout / 2)
-            left = end - time.monotonic()
-            if left <= 0:
+    def _await(self, over: Callable[[float], bool], timeout: float) -> None:
+        """Wait for something to be over; once we are stopped, leave half of the time for what comes after."""
+        end, halved = time.monotonic() + timeout, False
+        while True:
+            now = time.monotonic()
+            if self._stopped.is_set() and not halved:
+                end, halved = min(end, (now + self._end) / 2), True
+            left = max(end - now, 0.0)
+            if over(min(left, 0.1)) or not left:
                 return
-            thread.join(min(left, 0.1))
 
     def _close(self) -> None:
         transport, self._transport = self._transport, None
@@ -262,6 +282,18 @@ def otlp_exporter(
         fresh=settings.stale_after,
         native=native_registry if otlp.include_native else None,
     )
+
+
+def _read(registry: Callable[[], Any]) -> Iterator[Series]:
+    """Yield the series of vLLM's registry, each gauge with the time at which it was read: it may have to wait."""
+    own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
+    for series in native_series(registry(), Pace().breathe, own.__contains__):
+        yield series._replace(seen=time.time())
+
+
+def _ended(thread: threading.Thread, seconds: float) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def _deliver(transport: Transport, data: MetricsData, answers: list[Answer]) -> None:

@@ -19,6 +19,7 @@ import grpc
 import requests
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
@@ -357,7 +358,10 @@ def _credentials(target: Target) -> grpc.ChannelCredentials:
 
 
 class _quiet:  # noqa: N801 - reads as a statement
-    """Keeps the exporters' own log lines of this thread out: we say the same once, not at every interval."""
+    """Keeps the exporters' own log lines of this thread out: we say the same once, not at every interval.
+
+    Nor do their clients tell of themselves where somebody has instrumented them: a push is no work of vLLM's.
+    """
 
     NAMES = (
         "opentelemetry.exporter.otlp.proto.http.metric_exporter",
@@ -369,8 +373,10 @@ class _quiet:  # noqa: N801 - reads as a statement
         self._thread = threading.get_ident()
         for name in self.NAMES:
             logging.getLogger(name).addFilter(self._passes)
+        self._context = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True))
 
     def __exit__(self, *_: object) -> None:
+        detach(self._context)
         for name in self.NAMES:
             logging.getLogger(name).removeFilter(self._passes)
 
