@@ -80,7 +80,3 @@ class Library:
         if not 0 <= each.valueType < len(FIELDS):
             return AbsentError(f"a value of type {each.valueType}")
         return float(getattr(each.value, FIELDS[each.valueType]))
-
-    def constant(self, name: str) -> int | None:
-        """Return a constant of nvidia-ml-py, `None` when it has no such."""
-        return getattr(self._pynvml, name, None)
