@@ -23,7 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.builders import ENGINE
-from vllm_vitals.exporters import prometheus
+from vllm_vitals.exporters import prometheus, web
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
 from vllm_vitals.exporters.prometheus import PrometheusExporter, Server
 from vllm_vitals.exporters.registry import VitalsCollector
@@ -404,6 +404,35 @@ def test_a_broken_native_registry_does_not_cost_our_page(
         assert f'vitals_errors_total{{process="0",stage="export"}} {float(errors)}\n' in text
         assert "vllm_engine_requests_running{" in text
         list((parse_text if accept == "text/plain" else parse_openmetrics)(text))
+
+
+class HangingCollector:
+    """Collects its families once it is let go on."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def collect(self) -> Iterator[Any]:
+        self.let_go.wait(60)
+        yield from native_registry().collect()
+
+
+def test_a_native_registry_that_hangs_does_not_cost_our_page(
+    serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(web, "PATIENCE", 0.2)
+    hanging = HangingCollector()
+    endpoint = serve(lambda: hanging, include_native=True).up()
+    for _ in range(3):
+        text = endpoint.text()
+        assert "vllm_engine_requests_running{" in text
+        assert "vllm:" not in text
+    assert [record.getMessage() for record in caplog.records if "take long" in record.getMessage()] == [
+        "vllm-vitals: vLLM's own metrics take long to be read: ours are served without them"
+    ]
+    assert 'vitals_errors_total{process="0",stage="export"} 3.0\n' in endpoint.text()
+    hanging.let_go.set()
+    wait_until(lambda: "vllm:" in endpoint.text())
 
 
 @pytest.fixture

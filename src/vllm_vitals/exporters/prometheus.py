@@ -117,6 +117,7 @@ class PrometheusExporter:
             with suppress(KeyError):
                 REGISTRY.unregister(self._joined)
         self._close()
+        self._app.close()
 
     def abandon(self) -> None:
         """Close what a fork copied of the sockets, so that the port goes free with the parent."""

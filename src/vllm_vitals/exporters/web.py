@@ -1,6 +1,7 @@
 """What the scrape endpoint answers."""
 
 import gzip
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +17,14 @@ from prometheus_client.registry import Collector as RegistryCollector
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import END, OPENMETRICS, TEXT, Renderer
 from vllm_vitals.feed.pace import Pace
+from vllm_vitals.logs import log_once
+from vllm_vitals.native.apart import Apart
 
 Environ = dict[str, Any]
 Answer = tuple[str, list[tuple[str, str]], bytes]
 PLAIN = "text/plain; charset=utf-8"
+PATIENCE = 2.0
+"""Seconds that a scrape waits for vLLM's own metrics at most; those that come later are on the next page."""
 
 
 class ScrapeApp:
@@ -34,7 +39,7 @@ class ScrapeApp:
         """
         self._collector = collector
         self._problem = problem
-        self._native_registry = native_registry
+        self._native = Apart(lambda: _families(native_registry()), "vitals-native") if native_registry else None
         self._rendering = threading.Lock()
         self._renderers: dict[bool, Renderer] = {}
 
@@ -81,13 +86,31 @@ class ScrapeApp:
         renderer.forget()
         wanted = _wanted(names)
         yield from renderer.render(pause, wanted)
-        if self._native_registry is not None:
-            try:
-                yield from native_page(self._native_registry(), pause, wanted, openmetrics=openmetrics)
-            except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
-                self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
+        if self._native is not None:
+            yield from self._native_page(self._native, pause, wanted, openmetrics=openmetrics)
         if openmetrics:
             yield END
+
+    def _native_page(
+        self, native: Apart[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+    ) -> Iterator[bytes]:
+        """Yield the families of vLLM's registry; one that takes long, or cannot be read, does not cost ours."""
+        found = native.latest(lambda over: over(PATIENCE))
+        if found is None:
+            late = "vLLM's own metrics take long to be read: ours are served without them"
+            log_once(logging.WARNING, late, key="native-late")
+            self._collector.count_error("export")
+            return
+        try:
+            yield from native_page(found.items, pause, wanted, openmetrics=openmetrics)
+            found.check()
+        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
+            self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
+
+    def close(self) -> None:
+        """Let the thread that reads vLLM's registry end."""
+        if self._native is not None:
+            self._native.end()
 
     def _health(self) -> Answer:
         problem = self._problem()
@@ -105,11 +128,18 @@ def _wanted(names: list[str]) -> Callable[[str], bool]:
     return lambda family: family in stems or family.removesuffix("_total") in stems
 
 
+def _families(registry: Any) -> Iterator[Metric]:
+    pause = Pace().breathe
+    for family in registry.collect():
+        yield family
+        pause()
+
+
 def native_page(
-    registry: Any, pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+    families: Iterable[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
 ) -> Iterator[bytes]:
     """Yield another registry's families one by one, in the same format, their names as they are."""
-    for family in registry.collect():
+    for family in families:
         if wanted(family.name):
             yield _native(family, openmetrics=openmetrics)
         pause()

@@ -18,6 +18,13 @@ class Outcome(Generic[T]):
     """Why there may be no more items."""
     done: threading.Event = field(default_factory=threading.Event)
 
+    def check(self) -> None:
+        """Raise why there may be no more items; what is no `Exception`, as a RuntimeError."""
+        if isinstance(self.error, Exception):
+            raise self.error
+        if self.error is not None:
+            raise RuntimeError(repr(self.error)) from self.error
+
 
 class Apart(Generic[T]):
     """Does the same work again and again, each time that it is asked to; for one thread that asks."""
@@ -39,7 +46,7 @@ class Apart(Generic[T]):
         """Let the thread end, once what it is at is over."""
         self._asked.put(None)
 
-    def latest(self, wait: Callable[[Callable[[float], bool]], None]) -> Outcome[T] | None:
+    def latest(self, wait: Callable[[Callable[[float], bool]], object]) -> Outcome[T] | None:
         """Do the work and return what came of it, `None` if it is not over yet.
 
         `wait` waits as long as it sees fit, with what waits so many seconds and tells whether it is over. If it is not

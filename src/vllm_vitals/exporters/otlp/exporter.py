@@ -148,12 +148,11 @@ class OtlpExporter:
             self._collector.count_error("export")
             return
         yield from found.items
-        if found.error:
+        try:
+            found.check()
+        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
             self._whole = False
-            try:
-                raise found.error  # noqa: TRY301 - to be logged where it came from
-            except BaseException:  # noqa: BLE001 - a broken multiprocess directory, say
-                self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
+            self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
     def _bear_with(self, native: Callable[[float], bool]) -> None:
         self._await(native, min(PATIENCE, self._settings.interval / 2))
