@@ -58,6 +58,7 @@ from tests.unit.otlp import (
     metrics,
 )
 from vllm_vitals.catalog import CATALOG, itself
+from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.settings import OtlpSettings
 
 pytestmark = pytest.mark.timeout(900)
@@ -70,8 +71,8 @@ PACE = {"OTEL_METRIC_EXPORT_INTERVAL": f"{INTERVAL * 1000:g}", "OTEL_EXPORTER_OT
 SLACK = 3.0
 """Seconds by which two ends of vLLM may differ by themselves."""
 CALM = "good"
-MOVING = {itself.EXPORTS, itself.EXPORT_DURATION}
-"""What moves while nothing happens: pushes and scrapes are counted."""
+MOVING = {itself.EXPORTS, itself.EXPORT_DURATION, LIMITED}
+"""What moves while nothing happens: pushes and scrapes are counted, and so is time."""
 RETRY_AFTER = {"Retry-After": str(ASKED)}
 
 # In a process of its own: the load in ours would hold its clock up.
