@@ -6,17 +6,21 @@ from collections.abc import Callable, Iterator
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
 
+LATE = 2.5
+"""Seconds after which everything is counted: who hung up only shows a second after the engine is idle."""
+
 
 def settled(server: VllmServer, *, within: float = 20.0) -> tuple[Samples, Samples]:
     """Return vLLM's page and ours once the engine is idle and neither page moves any more."""
-    before = None
+    before, begun = None, time.monotonic()
     for _ in until(within):
         native, ours = parse(server.metrics_text()), parse(server.vitals_text())
         idle = not value(native, "vllm:num_requests_running") and not value(native, "vllm:num_requests_waiting")
         counted = {name: samples for name, samples in native.items() if name.startswith("vllm:")}
-        if idle and counted == before and not list(differences(native, ours)):
+        if not idle or counted != before:
+            before, begun = counted, time.monotonic()
+        elif time.monotonic() - begun >= LATE and not list(differences(native, ours)):
             break
-        before = counted
     return native, ours
 
 
