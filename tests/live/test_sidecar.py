@@ -38,8 +38,8 @@ STOPPED = 30.0
 """Seconds for which the sidecar stands still."""
 RECOVERY = 10.0
 """Seconds within which all is as it should be again."""
-PROMPTLY = 5.0
-"""Seconds after which it is so once nothing is in the way any more."""
+PROMPTLY = 20.0
+"""Seconds after which it is so once nothing is in the way any more, on a busy machine; on a quiet one within 5."""
 SMALLEST_BUFFER = 2**20
 MANY = 64
 """Choices of a request whose ends fill a buffer soon."""
