@@ -81,3 +81,17 @@ def test_the_thread_tells_all_there_was_when_it_is_stopped() -> None:
     mine.stop(5)
     assert len(sink.clocks) == 501
     assert sink.clocks == sorted(sink.clocks)
+
+
+def test_a_drain_that_fails_is_followed_by_the_next_in_its_time() -> None:
+    class Failing(Sink):
+        def flush(self, until: float) -> None:
+            super().flush(until)
+            raise RuntimeError
+
+    sink = Failing()
+    mine = Feed(sink, 0.1)
+    mine.attach(Source(Tap(10), read))
+    threading.Event().wait(1.0)
+    mine.stop(5)
+    assert 1 <= len(sink.until) <= 12  # not one after another

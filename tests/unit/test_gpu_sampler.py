@@ -136,6 +136,17 @@ def test_setting_wins_over_the_environment(tmp_path, monkeypatch, devices, envir
     assert [reading.gpu.id for reading in sink.samples[0].readings] == expected
 
 
+@pytest.mark.parametrize("devices", ["7", "GPU-cccc", "none"])
+def test_setting_that_stands_for_nothing_is_told_of(tmp_path, monkeypatch, caplog, devices):
+    stub.driver(tmp_path, monkeypatch).plug(0)
+    sink = Sink()
+    sampler(sink, 1.0, devices, environ={}).sample()
+    assert not sink.samples
+    (line,) = [record.getMessage() for record in caplog.records if "gpu.devices" in record.getMessage()]
+    assert f"gpu.devices={devices!r} (VITALS_GPU__DEVICES) stands for no device" in line
+    assert line.endswith(f"NVIDIA has: {A}")
+
+
 def test_environment_counts_as_it_was_in_the_beginning(tmp_path, monkeypatch):
     driver = stub.driver(tmp_path, monkeypatch)
     driver.plug(0)

@@ -23,7 +23,7 @@ whichever thread it is, so that reading in time spares the event loop its pauses
 NUMBERS = 32768
 """Latencies after which it is time to read as well: the collector looks at each, and they fall out of the cache."""
 SHORTEST_WAIT = 0.02
-"""Seconds between two looks at the taps at least."""
+"""Seconds between two looks at the taps at least, unless drains are to be more frequent."""
 
 SILENT = 30.0
 """Seconds without a drain after which the feeder counts as dead."""
@@ -157,15 +157,17 @@ class Feed:
         stopped, wait, due = False, self._interval, time.monotonic() + self._interval
         while not stopped:
             stopped, filled = self._stopped.wait(wait), 1.0
+            drains = stopped or time.monotonic() >= due
+            if drains:  # also when it fails: the next one is due in its time
+                due = time.monotonic() + self._interval
             try:
                 filled = self._gather()
-                if stopped or time.monotonic() >= due:
+                if drains:
                     self.drain()
-                    due = time.monotonic() + self._interval
             except Exception:  # noqa: BLE001 - the thread must go on
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
-            wait = max(SHORTEST_WAIT, min(due - time.monotonic(), wait / max(filled, 1e-3)))
+            wait = max(min(SHORTEST_WAIT, self._interval), min(due - time.monotonic(), wait / max(filled, 1e-3)))
 
     def _read_waiting(self, source: Source, pause: Callable[[], None]) -> float:
         """Read what waits in a tap and return how much it was."""

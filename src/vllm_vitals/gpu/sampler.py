@@ -95,7 +95,12 @@ def sampler(
             return visible(allowed, vendor, listed)
         if devices == EVERY:
             return [each for gpu in listed for each in [part.id for part in gpu.parts] or [gpu.id]]
-        return select(devices, listed)
+        found = select(devices, listed)
+        if not found and listed:
+            shown = ", ".join(gpu.id for gpu in listed)
+            message = "gpu.devices=%r (VITALS_GPU__DEVICES) stands for no device, so none is sampled; %s has: %s"
+            log_once(logging.WARNING, message, devices, vendor, shown, key="gpu.devices")
+        return found
 
     def owners(ids: Sequence[str]) -> Mapping[str, Owner]:
         return dict.fromkeys(ids, NOBODY) if devices == EVERY else place(placements(), ids)

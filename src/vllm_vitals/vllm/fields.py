@@ -133,12 +133,12 @@ class Fields:
 
 
 def quickly(values: list[Any]) -> "array[float] | None":
-    """Return a list of nothing but floats as an array, `None` when it holds anything else.
+    """Return a list of 16 or more floats as an array, `None` when it is shorter or holds anything else.
 
     The encoder of MessagePack walks a list several times faster than an array is filled from one.
     """
     count = len(values)
-    head = 1 if count < 16 else 3 if count < 65536 else 5  # noqa: PLR2004 - bytes that tell how many follow
+    head = 3 if count < 65536 else 5  # noqa: PLR2004 - bytes that tell how many follow, 16 or more
     try:
         content = _encode(values)
     except BaseException:  # noqa: BLE001 - something that cannot be packed
