@@ -222,3 +222,9 @@ def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
     gauges = [metric for metric in CATALOG if isinstance(metric, Gauge)]
     kept = (FREE_SEQUENCES, TIME_TO_FULL, SATURATION)  # by the collector, which makes them of steps
     assert not broken(lambda m: m.momentary == (m.of is Step or m in kept), gauges)
+
+
+def test_a_scope_holds_its_labels() -> None:
+    assert [type(scope.value) for scope in Scope] == [tuple] * len(Scope)
+    assert Scope.PROCESS.value == ()
+    assert Scope.ENGINE.value == ("model_name", "engine")

@@ -30,6 +30,12 @@ class Scope(Enum):
     CONVENTION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
     PROCESS = ()
 
+    def __new__(cls, *labels: str) -> "Scope":  # noqa: PYI034 - there is no Self before Python 3.11
+        """Let the value be the labels even where there are none: Python 3.11.2 makes another object of `()`."""
+        made = object.__new__(cls)
+        made._value_ = labels
+        return made
+
 
 def reader(read: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
     """Return what reads a value from a record: a field's name stands for reading that field."""
