@@ -48,7 +48,7 @@ PROTOBUF_FIRST = (
 Answer = tuple[int, dict[str, str], bytes]
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 5.0) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true in time"
