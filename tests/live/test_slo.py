@@ -120,8 +120,8 @@ def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> N
             if name.isdigit() and (expected := seen.verdict(slo)):
                 told[expected] += 1
                 assert got[name] == expected, (name, slo, seen)
-    assert min(told.values()) >= 15, told
-    assert sum(told.values()) > 8 * len(sizes), told
+    assert min(told.values()) > len(sizes), told
+    assert sum(told.values()) > 10 * len(sizes), told
 
 
 def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> None:

@@ -23,6 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.builders import ENGINE
+from tests.unit.otlp import wait_until
 from vllm_vitals.exporters import prometheus, web
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
 from vllm_vitals.exporters.prometheus import PrometheusExporter, Server
@@ -46,13 +47,6 @@ PROTOBUF_FIRST = (
 )
 
 Answer = tuple[int, dict[str, str], bytes]
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.01)
 
 
 def free_port() -> int:
