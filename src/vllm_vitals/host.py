@@ -16,11 +16,14 @@ from vllm_vitals.wire.receiver import Peer, Receiver
 class Host:
     """A collector, the socket that feeds it, and its exporters."""
 
-    def __init__(self, collector: Collector, socket: Path) -> None:
+    def __init__(self, collector: Collector, socket: Path, *, serves: bool = True) -> None:
+        """Begin with nothing; `serves`: requests are served in this process as well."""
         self.socket = socket
         self.exporters: dict[str, Exporter] = {}
         self._collector = collector
-        self._merger = Merger(collector)
+        self._merger = Merger(collector, serves=serves)
+        if not serves:  # what is held back for a while is there for who asks
+            collector.upstream = self._merger.settle
         self._receiver = Receiver(socket, uuid.uuid4().hex, self._take, self._gone, self._broken)
 
     def start(self, exporters: Mapping[str, Callable[[], Exporter]]) -> None:

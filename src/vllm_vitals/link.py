@@ -50,6 +50,8 @@ class Link:
         self.sender.stop(FAREWELL)
         if self._host is not None:
             self._host.stop(FAREWELL)
+        if self._election is not None:
+            self._election.leave()
 
     def abandon(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""

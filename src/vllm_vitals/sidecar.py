@@ -23,7 +23,7 @@ class StepSidecar:
     def __init__(self, settings: Settings, socket: Path) -> None:
         self._collector = Collector(settings, process=NAME)
         self._settings = settings
-        self._host = Host(self._collector, socket)
+        self._host = Host(self._collector, socket, serves=False)
 
     def start(self) -> None:
         """Begin to listen and to export.

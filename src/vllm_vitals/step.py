@@ -30,6 +30,8 @@ class CacheUse(Struct, frozen=True, gc=False, omit_defaults=True):
 
     queries: int = 0
     hits: int = 0
+    again: int = 0
+    """What requests that were preempted before had to have computed once more."""
 
 
 class Speculation(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -46,6 +48,17 @@ class Evictions(Struct, frozen=True, gc=False, omit_defaults=True):
     lifetimes: Floats = field(default_factory=floats)
     idle_times: Floats = field(default_factory=floats)
     reuse_gaps: Floats = field(default_factory=floats)
+
+
+class Reported(Struct, frozen=True, gc=False):
+    """What a KV connector reported of one metric in a step, under the labels that it has beside the engine's.
+
+    Of a counter `values` are to be added, of a gauge the last one counts. There may be none yet.
+    """
+
+    metric: str
+    labels: tuple[str, ...]
+    values: Floats
 
 
 class Finished(Struct, gc=False, omit_defaults=True):
@@ -99,10 +112,12 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     memory_traffic: dict[str, int] | None = None
     duration: float | None = None
     scheduled_tokens: dict[str, int] | None = None
+    connectors: tuple[Reported, ...] = ()
     unknown_connectors: tuple[str, ...] = ()
 
     # What the outputs of this step brought.
     iterated: bool = False
+    processing: float | None = None
     prompt_tokens: dict[str, int] | None = None
     computed_tokens: int = 0
     generation_tokens: int = 0
@@ -145,6 +160,10 @@ class Facts(Struct, tag=True, omit_defaults=True):
     buckets: dict[str, list[float]] = {}
     info: dict[str, str] = {}
     features: frozenset[str] = frozenset()
+    gpus: int | None = None
+    """GPUs, or workers, that the engine works on."""
+    precisions: tuple[str, ...] = ()
+    """Of the numbers that it multiplies, of `gpu.peaks.PRECISIONS`: the first that its GPUs have counts."""
 
 
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -185,4 +204,26 @@ class Health(Struct, tag=True, omit_defaults=True):
     """Whether vLLM goes on without calling us; `None`: nothing new."""
 
 
-Record = Step | Facts | Sleep | Rejection | Gone | Health
+class Dialect(Struct, frozen=True, tag=True, omit_defaults=True):
+    """What has to be known of an `AsyncLLM` of a serving process to read what it leaves unread."""
+
+    model: str
+    born: float
+    """Monotonic seconds when the process began."""
+    process: str = "0"
+    details: bool = False
+    pooling: bool = False
+    connector: str = ""
+    reasons: dict[int, str] = {}
+    """Finish reasons by the numbers that vLLM has for them."""
+
+
+class Unread(Struct, frozen=True, gc=False, tag=True):
+    """One engine step as vLLM told it: its objects as they were, in MessagePack."""
+
+    model: str
+    clock: float
+    content: bytes
+
+
+Record = Step | Facts | Sleep | Rejection | Gone | Health | Dialect | Unread

@@ -1,14 +1,149 @@
-"""A sidecar for vLLM's own metrics: what it shows and pushes says where it comes from."""
+"""A sidecar: what it pushes says which vLLM it collects for, and what it has of vLLM's own metrics that it is that."""
 
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from tests.unit.otlp import HttpReceiver
+from tests.unit.builders import facts
+from tests.unit.otlp import HttpReceiver, identity, points, wait_until
 from tests.unit.peer import Peer, answer
+from tests.unit.wire import short_directory
 from vllm_vitals.settings import Settings
-from vllm_vitals.sidecar import NATIVE, NativeSidecar
+from vllm_vitals.sidecar import NATIVE, NativeSidecar, StepSidecar
+from vllm_vitals.step import Gone
+from vllm_vitals.wire.sender import Sender
+
+VERSION = "service.version"
+
+
+class Serving:
+    """A process that serves one engine, and tells which vLLM that is."""
+
+    def __init__(self, socket: Path, engine: str) -> None:
+        self._engine = engine
+        self._sender = Sender(socket, engine, 2**20)
+        self._sender.start()
+
+    def runs(self, version: str) -> None:
+        self._sender.add([facts(self._engine, info={"vllm_version": version})])
+        self._sender.flush(time.monotonic())
+
+    def ends(self) -> None:
+        self._sender.add([Gone("m", self._engine)])
+        self._sender.stop(5.0)
+
+
+class Pushed:
+    """A sidecar, and what comes of it at a receiver."""
+
+    def __init__(self, socket: Path, receiver: HttpReceiver) -> None:
+        self.socket = socket
+        self._receiver = receiver
+
+    @property
+    def resources(self) -> list[dict[str, Any]]:
+        return [identity(each.message) for each in list(self._receiver.received)]
+
+    @property
+    def versions(self) -> list[str | None]:
+        """Return the version in each push; one that is in several, one after another, once."""
+        return [version for version, _ in groupby(each.get(VERSION) for each in self.resources)]
+
+    def wait(self, *versions: str | None) -> None:
+        wait_until(lambda: len(self.versions) >= len(versions), 20)
+        assert self.versions == list(versions)
+
+    def pass_by(self) -> None:
+        """Let two more pushes come."""
+        before = len(self._receiver.received)
+        wait_until(lambda: len(self._receiver.received) >= before + 2, 20)
+
+    def engines(self) -> list[set[str]]:
+        """Return the engines that are up by each push."""
+        pushes = [points(each.message) for each in self._receiver.received]
+        return [
+            {dict(labels)["engine"] for (name, labels), point in push.items() if name == "vllm.engine.up" and point.as_double}
+            for push in pushes
+        ]  # fmt: skip
+
+
+@contextmanager
+def pushing(**resource: str) -> Iterator[Pushed]:
+    """Run a sidecar that pushes ten times a second."""
+    with short_directory() as directory, HttpReceiver().serve() as receiver:
+        socket = directory / "s.sock"
+        settings = Settings.model_validate(
+            {
+                "prometheus": {"enabled": False},
+                "gpu": {"enabled": False},
+                "otlp": {"endpoint": receiver.endpoint, "interval": 0.1, "resource": resource},
+            }
+        )
+        sidecar = StepSidecar(settings, socket)
+        sidecar.start()
+        try:
+            yield Pushed(socket, receiver)
+        finally:
+            sidecar.stop()
+
+
+def test_the_version_is_told_from_the_first_push_that_has_an_engine() -> None:
+    with pushing() as pushed:
+        pushed.wait(None)
+        engine = Serving(pushed.socket, "0")
+        engine.runs("0.32.0")
+        pushed.wait(None, "0.32.0")
+        engine.ends()
+        pushed.pass_by()
+    assert {each.get(VERSION) for each, up in zip(pushed.resources, pushed.engines(), strict=True) if up} == {"0.32.0"}
+    assert pushed.versions == [None, "0.32.0"], "it stays when the engine is gone"
+
+
+def test_there_is_none_while_engines_of_several_versions_are_up() -> None:
+    with pushing() as pushed:
+        first, second = (Serving(pushed.socket, name) for name in ("0", "1"))
+        pushed.wait(None)
+        first.runs("0.31.0")
+        pushed.wait(None, "0.31.0")
+        second.runs("0.31.0")
+        pushed.pass_by()
+        second.runs("0.32.0")
+        pushed.wait(None, "0.31.0", None)
+        first.ends()
+        pushed.wait(None, "0.31.0", None, "0.32.0")
+        second.ends()
+        pushed.pass_by()
+    assert pushed.versions == [None, "0.31.0", None, "0.32.0"]
+    others = [{name: value for name, value in each.items() if name != VERSION} for each in pushed.resources]
+    assert all(each == others[0] for each in others), "it is the same instance throughout"
+
+
+@pytest.mark.parametrize("version", ["", "unknown"])
+def test_an_engine_that_does_not_know_its_version_says_nothing(version: str) -> None:
+    with pushing() as pushed:
+        one, other = (Serving(pushed.socket, name) for name in ("0", "1"))
+        one.runs(version)
+        wait_until(lambda: {"0"} in pushed.engines(), 20)
+        other.runs("0.32.0")
+        pushed.wait(None, "0.32.0")
+        one.ends()
+        other.ends()
+
+
+def test_a_version_that_is_configured_stays() -> None:
+    with pushing(**{VERSION: "mine"}) as pushed:
+        engine = Serving(pushed.socket, "0")
+        engine.runs("0.32.0")
+        wait_until(lambda: {"0"} in pushed.engines(), 20)
+        engine.ends()
+    assert pushed.versions == ["mine"]
 
 
 def native_page(tokens: int) -> bytes:

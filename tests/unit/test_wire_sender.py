@@ -17,11 +17,11 @@ import pytest
 
 from tests.unit.builders import facts, step
 from tests.unit.otlp import wait_until
-from tests.unit.wire import Collecting, numbered, short_directory
-from vllm_vitals.step import Gone, Health, Rejection, Sleep
+from tests.unit.wire import Collecting, numbered, numbers, short_directory
+from vllm_vitals.step import Floats, Gone, Health, Rejection, Sleep
 from vllm_vitals.wire import connection, courier, outage, receiver
 from vllm_vitals.wire.frames import MOST_FROM_CLIENT, Frames, deliver, frame, receive
-from vllm_vitals.wire.messages import Hello, Refusal, Taken, Welcome, encode, from_client
+from vllm_vitals.wire.messages import PROTOCOL, Hello, Refusal, Taken, Welcome, encode, from_client
 from vllm_vitals.wire.sender import Sender
 
 ROOM = 1 << 20
@@ -133,7 +133,44 @@ def test_that_a_batch_was_taken_is_heard_with_the_next(collecting: Collect, send
     for until in range(1, 4):
         sender.flush(float(until))
         wait_until(lambda until=until: len(collector.told) == 1 + until)
-        wait_until(lambda: len(sender._outbox._sent) == 1)
+        assert len(sender._outbox._sent) == 1
+        time.sleep(0.1)  # until it is said to be taken
+
+
+def test_what_the_socket_takes_at_once_wakes_no_thread(
+    collecting: Collect, sending: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, sender = collecting(), sending()
+    sender.flush(1.0)
+    wait_until(lambda: len(sender._outbox._sent) == 1)
+    woken: list[courier.Wake] = []
+    monkeypatch.setattr(courier.Wake, "set", lambda self: woken.append(self))  # noqa: PLW0108 - a method
+    for number in range(20):
+        sender.add(numbered(number, number + 1), lambda: None)
+        sender.flush(float(number))
+        wait_until(lambda number=number: collector.steps == list(range(number + 1)))
+    assert woken == []
+    with collector.holding:  # more than the socket holds is the thread's to bring
+        sender.add(numbered(20, 60, inter_token_latencies=Floats("d", LATENCIES.tobytes())), lambda: None)
+        for number in range(20, 60):
+            sender.add(numbered(100, 104, inter_token_latencies=Floats("d", LATENCIES.tobytes())), lambda: None)
+            sender.flush(float(number))
+        assert woken != []
+
+
+def test_who_left_is_noticed_by_who_sends_and_the_next_one_has_it_all(scripted: Scripted, sending: Send) -> None:
+    sender = sending()
+    conn, *_ = scripted.accept(Welcome(PROTOCOL, "first", 0))
+    wait_until(lambda: sender.connected)
+    with sender._courier._moving:  # the thread cannot see that it leaves before the sender does
+        deliver(conn, encode(Refusal("enough")))
+        conn.close()
+        time.sleep(0.05)
+    sender.add(numbered(0, 3), lambda: None)
+    sender.flush(1.0)
+    conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "second", 0))
+    with conn:
+        assert numbers(from_client(receive(conn, frames)).records) == [0, 1, 2]
 
 
 def test_a_flush_of_nothing_tells_the_time(collecting: Collect, sending: Send) -> None:

@@ -115,6 +115,7 @@ def kinds(kind: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(max_size=8),
+        bytes: st.binary(max_size=8),
         NoneType: st.none(),
         array: st.lists(st.floats(allow_nan=False), max_size=4).map(lambda values: array("d", values)),
     }

@@ -13,9 +13,13 @@ import msgspec
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.step import Facts, Gone, Record, Sleep, Step
+from vllm_vitals.vllm.recall import Recall
 
 LONGEST_HOLD = 1.0
 """Seconds that steps wait for a process that is behind: gauges shall be right within about that time."""
+
+REST = 0.25
+"""Seconds between two times that steps are added up, where nobody serves: what comes meanwhile is added up together."""
 
 EngineKey = tuple[str, str]
 
@@ -35,8 +39,15 @@ class Merger:
     The scheduler stats of each step reach exactly one of an engine's processes, so that together they are whole.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, *, serves: bool = True) -> None:
+        """Begin with nothing; `serves`: requests are served in this process.
+
+        Where none are, nobody waits for the interpreter, and more is added up at a time, which costs half.
+        """
         self._collector = collector
+        self._serves = serves
+        self._released = 0.0
+        self._recall = Recall()
         self._lock = threading.Lock()
         self._members: dict[str, Member] = {}
         self._facts: dict[EngineKey, Facts] = {}
@@ -47,29 +58,40 @@ class Merger:
 
     def take(self, process: str, records: Sequence[Record], until: float) -> None:
         """Take what a process tells, oldest first: all that it knows up to `until`, monotonic seconds."""
-        pause = Pace().breathe
+        pause = self._pace()
         with self._lock:
             member = self._members.setdefault(process, Member())
             member.until = max(member.until, until)
+            records = self._recall.read(process, records, time.time() - time.monotonic(), pause)
             passed = [record for record in records if self._passes(record, member)]
             if any(isinstance(record, Gone) for record in passed):
                 self._release(pause, until=math.inf)  # what an engine did before it went
             self._collector.add(passed, pause)
-            self._release(pause)
+            if self._serves or time.monotonic() - self._released >= REST:
+                self._release(pause)
 
     def leave(self, process: str) -> None:
         """Forget a process; engines that no other has are gone."""
-        pause = Pace().breathe
+        pause = self._pace()
         with self._lock:
             member = self._members.pop(process, Member())
+            self._recall.forget(process)
             gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
             self._release(pause, until=math.inf if gone else 0.0)  # what an engine did before it went
             self._collector.add(gone, pause)
 
+    def settle(self) -> None:
+        """Hand on what nobody has to be waited for any more."""
+        with self._lock:
+            self._release(self._pace())
+
     def finish(self) -> None:
         """Hand on what waits for others: nobody will be heard any more."""
         with self._lock:
-            self._release(Pace().breathe, until=math.inf)
+            self._release(self._pace(), until=math.inf)
+
+    def _pace(self) -> Callable[[], None]:
+        return Pace().breathe if self._serves else _go_on
 
     def _passes(self, record: Record, member: Member) -> bool:
         """Tell whether a record goes to the collector at once."""
@@ -108,8 +130,13 @@ class Merger:
         steps = []
         while self._held and self._held[0][0] <= horizon:
             steps.append(heappop(self._held)[2])
+        self._released = time.monotonic()
         self._collector.add(steps, pause)
         self._collector.flush(min(horizon, time.monotonic()))
+
+
+def _go_on() -> None:
+    pass
 
 
 def _without_startup(facts: Facts) -> Facts:

@@ -1,8 +1,8 @@
 """The scrape endpoint: `/metrics` and `/healthz` on our own port, off vLLM's event loop."""
 
+import errno
 import logging
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -16,6 +16,7 @@ from prometheus_client.exposition import ThreadingWSGIServer, _SilentHandler
 
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.registry import VitalsCollector
+from vllm_vitals.exporters.tls import Certificates
 from vllm_vitals.exporters.web import ScrapeApp
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.settings import PrometheusSettings
@@ -26,6 +27,8 @@ SLOWEST_ANSWER = 60.0
 """Seconds that a connection may last in all."""
 MOST_CLIENTS = 128
 """Connections at once; more are closed."""
+LOOK = 10.0
+"""Seconds between two looks whether the TLS files have changed."""
 
 
 class Handler(_SilentHandler):
@@ -46,6 +49,7 @@ class Server(ThreadingWSGIServer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.closing = False
+        self.certificates: Certificates | None = None
         self._open: dict[socket.socket, float] = {}
         """Connections and the monotonic seconds by which they have to be done."""
 
@@ -62,6 +66,18 @@ class Server(ThreadingWSGIServer):
         for connection in [connection for connection, end in list(self._open.items()) if end < now]:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Return the next connection. With TLS, hands are shaken on its own thread: some clients never do."""
+        connection, address = super().get_request()
+        if self.certificates is not None:
+            try:
+                context = self.certificates.context
+                connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            except OSError:
+                connection.close()
+                raise
+        return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection on a thread of its own, unless there are too many."""
@@ -135,7 +151,8 @@ class PrometheusExporter:
         said = ""
         while not self._stopped.is_set():
             try:
-                self._servers = listen(self._settings, self._app)
+                certificates = Certificates(self._settings) if self._settings.tls_cert else None
+                self._servers = listen(self._settings, self._app, certificates)
             except Exception as error:  # noqa: BLE001 - whatever it is, serving goes on and so do we
                 message = f"{type(error).__name__}: {error}"
                 if message != said:
@@ -149,29 +166,45 @@ class PrometheusExporter:
             if self._stopped.is_set():
                 self._close()
                 return
-            scheme = "https" if self._settings.tls_cert else "http"
+            scheme = "https" if certificates else "http"
             LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, self._settings.host, self.ports[0])
+            while certificates and not self._stopped.wait(LOOK):
+                certificates.refresh()
             return
 
 
-def listen(settings: PrometheusSettings, app: ScrapeApp) -> list[Server]:
-    """Return running servers, one for each address of the host.
+def listen(settings: PrometheusSettings, app: ScrapeApp, certificates: Certificates | None) -> list[Server]:
+    """Return running servers, one for each address of the host; `certificates`: `None` without TLS.
 
     Raises:
-        OSError: when the host is unknown, the port is taken, or a TLS file cannot be used.
+        OSError: when the host is unknown, or the port is taken.
     """
-    context = tls_context(settings)
     servers: list[Server] = []
     for address in addresses(settings.host):
         try:
-            servers.append(_bind(address, servers[0].server_port if servers else settings.port, context, app))
-        except OSError:
+            servers.append(_bind(address, servers[0].server_port if servers else settings.port, app))
+        except OSError as error:
             # The first address must do; a second is a courtesy that not every container can have.
             if not servers:
                 raise
+            _tell_missing(address, servers[0], error)
     for server in servers:
+        server.certificates = certificates
         threading.Thread(target=server.serve, name="vitals-scrapes", daemon=True).start()
     return servers
+
+
+def _tell_missing(address: str, first: Server, error: OSError) -> None:
+    taken = error.errno == errno.EADDRINUSE
+    LOGGER.log(
+        logging.WARNING if taken else logging.INFO,
+        "Scrape endpoint: it listens on %s port %d, but not on %s as well: %s%s",
+        first.server_address[0],
+        first.server_port,
+        address,
+        error,
+        ". A scraper that takes this address reaches another process" if taken else "",
+    )
 
 
 def addresses(host: str) -> list[str]:
@@ -187,33 +220,7 @@ def addresses(host: str) -> list[str]:
     return sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
 
 
-def tls_context(settings: PrometheusSettings) -> ssl.SSLContext | None:
-    """Return the TLS side of the endpoint, `None` without TLS.
-
-    Raises:
-        OSError: when a file cannot be used; the message names it.
-    """
-    if settings.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise OSError(f"tls_cert={settings.tls_cert}, tls_key={settings.tls_key}: {error}") from error
-    if settings.tls_client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            context.load_verify_locations(settings.tls_client_ca)
-        except OSError as error:
-            raise OSError(f"tls_client_ca={settings.tls_client_ca}: {error}") from error
-    return context
-
-
-def _bind(address: str, port: int, context: ssl.SSLContext | None, app: ScrapeApp) -> Server:
+def _bind(address: str, port: int, app: ScrapeApp) -> Server:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = type("Server", (Server,), {"address_family": family})
-    server: Server = make_server(address, port, app, kind, handler_class=Handler)
-    if context is not None:
-        # Shake hands on the connection's own thread: a client that never does would block every other.
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    return server
+    return make_server(address, port, app, kind, handler_class=Handler)

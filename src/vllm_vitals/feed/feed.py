@@ -32,7 +32,7 @@ UNDER_WAY = 0.05
 COMPLAIN = 60.0
 """Seconds between two warnings of dropped steps."""
 
-Read = Callable[[list[Any], float, Callable[[], None]], list[Step]]
+Read = Callable[[list[Any], float, Callable[[], None]], Sequence[Record]]
 """Takes, and empties, what a tap held, Unix seconds at the monotonic clock's 0, and what to call between pieces of work."""
 
 
@@ -58,7 +58,7 @@ class Source:
     """What the tap had dropped, failed at and spent at the last report."""
     rejected: dict[str, int] = field(default_factory=dict)
     sleep: str | None = None
-    steps: list[Step] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     """What was read and not told the sink yet."""
 
 
@@ -95,14 +95,7 @@ class Feed:
     def complain(self, field: str, value: Any, expected: str) -> None:
         """Count a vLLM value that could not be used; the log has each field once."""
         self._errors["read"] += 1
-        log_once(
-            logging.WARNING,
-            "vLLM gave %s = %s, expected %s; it is left out",
-            field,
-            _shown(value),
-            expected,
-            key=field,
-        )
+        complain(field, value, expected)
 
     def problem(self) -> str:
         """Return why steps are not taken in, `""` when they are."""
@@ -118,9 +111,9 @@ class Feed:
         with self._draining:
             for source in list(self._sources):
                 self._read_waiting(source, pause)
-                steps, source.steps = source.steps, []
-                self._sink.add(steps, pause)
-                let_go(steps, pause)
+                records, source.records = source.records, []
+                self._sink.add(records, pause)
+                let_go(records, pause)
                 self._sink.add(list(_events(source)), pause)
                 if source.tap.orphaned and not source.tap.queue:
                     self._let_go(source, pause)
@@ -129,10 +122,13 @@ class Feed:
             self.drained = time.monotonic()
 
     def _gather(self) -> float:
-        """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together."""
+        """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together.
+
+        What is written down already holds no objects of vLLM's, and can wait as it is.
+        """
         pause = Pace().breathe
         with self._draining:
-            return sum(self._read_waiting(source, pause) for source in list(self._sources))
+            return sum(self._read_waiting(source, pause) for source in list(self._sources) if source.tap.write is None)
 
     def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
         """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""
@@ -171,13 +167,13 @@ class Feed:
 
     def _read_waiting(self, source: Source, pause: Callable[[], None]) -> float:
         """Read what waits in a tap and return how much it was."""
-        waiting, known = len(source.tap.queue), len(source.steps)
+        waiting, known = len(source.tap.queue), len(source.records)
         for first in range(0, waiting, BATCH):
-            source.steps += self._read(source, min(waiting - first, BATCH), pause)
-        numbers = sum(len(step.inter_token_latencies or ()) for step in source.steps[known:])
+            source.records += self._read(source, min(waiting - first, BATCH), pause)
+        numbers = sum(map(_numbers, source.records[known:]))
         return max(waiting / BATCH, numbers / NUMBERS)
 
-    def _read(self, source: Source, count: int, pause: Callable[[], None]) -> list[Step]:
+    def _read(self, source: Source, count: int, pause: Callable[[], None]) -> Sequence[Record]:
         """Take so many calls from a tap and read them."""
         calls = [source.tap.queue.popleft() for _ in range(count)]
         try:
@@ -218,6 +214,17 @@ def _events(source: Source) -> Iterator[Record]:
     if state != source.sleep and state is not None:
         source.sleep = state
         yield from (Sleep(source.model, engine, state, time.monotonic()) for engine in source.engines)
+
+
+def _numbers(record: Record) -> int:
+    """Return how many latencies a record holds, about."""
+    return len(record.inter_token_latencies or ()) if isinstance(record, Step) else 0
+
+
+def complain(field: str, value: Any, expected: str) -> None:
+    """Say once that a value of vLLM's could not be used."""
+    message = "vLLM gave %s = %s, expected %s; it is left out"
+    log_once(logging.WARNING, message, field, _shown(value), expected, key=field)
 
 
 def _shown(value: Any) -> str:

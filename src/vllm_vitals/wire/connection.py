@@ -46,23 +46,27 @@ class Connection:
         return bool(self._pieces)
 
     def send(self, *parts: bytes | bytearray) -> None:
-        """Write as much as goes now, and the rest in the coming turns."""
+        """Write as much as goes now, and the rest in the coming transfers."""
         self._pieces.extend(memoryview(part) for part in parts if part)
         self._write()
 
-    def turn(self, seconds: float | None, *, listen: bool) -> list[FromServer]:
-        """Wait until something can be written or is woken, write, and return what was said.
+    def wait(self, seconds: float | None, *, listen: bool) -> None:
+        """Wait until something can be written, the connection ends, or this is woken.
 
-        To hear it at once wait for that too: `listen`. The end of the connection is heard in any case.
-
-        Raises:
-            WireError: when the connection is closed and all was read, or nonsense came.
+        To hear at once what is said wait for that too: `listen`.
         """
         # Who waits to write must listen too: the other side may read nothing more before it is heard.
         awaited = select.POLLIN | select.POLLOUT if self.busy else select.POLLIN if listen else 0
         self._poll.register(self._socket, awaited)
         self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1000)
         self._wake.clear()
+
+    def transfer(self) -> list[FromServer]:
+        """Write what goes now, and return what was said. Never waits.
+
+        Raises:
+            WireError: when the connection is closed and all was read, or nonsense came.
+        """
         self._write()
         return self._read()
 

@@ -1,4 +1,4 @@
-"""The thread that carries batches from the outbox to the collector, whatever becomes of either connection."""
+"""What carries batches from the outbox to the collector, whatever becomes of either connection."""
 
 import logging
 import math
@@ -23,7 +23,11 @@ PATIENCE = 10.0
 
 
 class Courier:
-    """Connects, presents its process, sends one batch after another, and hears which were taken."""
+    """Connects, presents its process, sends one batch after another, and hears which were taken.
+
+    It has a thread for all that takes time. What the socket takes at once is sent by who has it: waking a thread four
+    times a second costs a serving process more than all that it sends.
+    """
 
     def __init__(self, path: Path, hello: Callable[[], Hello], outbox: Outbox, outage: Outage) -> None:
         """`hello` returns what presents this process as it is now."""
@@ -35,6 +39,10 @@ class Courier:
         self._outage = outage
         self._wake = Wake()
         self._connection: Connection | None = None
+        self._moving = threading.Lock()
+        """Held while something is put into the connection or taken out of it, never while waiting for anything."""
+        self._failure: Exception | None = None
+        """What went wrong where nobody could see to it, which is for the thread to do."""
         self._ending = threading.Event()
         self._end = math.inf
         """Monotonic seconds by which all is to be sent."""
@@ -44,9 +52,26 @@ class Courier:
         """Begin, on another thread."""
         self._thread.start()
 
-    def wake(self) -> None:
-        """Let it look into the outbox."""
-        self._wake.set()
+    def carry(self) -> None:
+        """Send what the outbox holds: as much as goes without waiting now, all else soon, on the thread."""
+        if not (self.connected and self._carry_at_once()):
+            self._wake.set()
+
+    def _carry_at_once(self) -> bool:
+        """Return whether nothing is left to do."""
+        if not self._moving.acquire(blocking=False):
+            return False
+        try:
+            if (connection := self._connection) is None or not self.connected:
+                return False
+            self._move(connection)
+        except (OSError, WireError) as error:
+            self._failure = error
+            return False
+        else:
+            return self._outbox.calm and not connection.busy
+        finally:
+            self._moving.release()
 
     def stop(self, timeout: float) -> None:
         """End when everything is sent, in at most `timeout` seconds."""
@@ -105,20 +130,29 @@ class Courier:
     def _answer(self, connection: Connection) -> FromServer:
         end = time.monotonic() + PATIENCE
         while (left := min(end, self._end) - time.monotonic()) > 0:
-            for said in connection.turn(left, listen=True):
+            connection.wait(left, listen=True)
+            for said in connection.transfer():
                 return said
         raise WireError(SLOW, f"no answer in {PATIENCE:g} s")
 
     def _exchange(self, connection: Connection) -> None:
         """Send one batch after another and hear which are taken, until the end or an error."""
         while not self._done():
-            while not connection.busy and (parcel := self._outbox.next()) is not None:
-                connection.send(parcel.head, parcel.body)
+            with self._moving:
+                self._move(connection)
             # That a batch was taken is no reason to wake up, unless something waits for that: the next batch is.
             listen = self._ending.is_set() or not self._outbox.calm
-            left = None if self._end == math.inf else self._end - time.monotonic()
-            for said in connection.turn(left, listen=listen):
-                self._hear(said)
+            if not self._done():
+                connection.wait(None if self._end == math.inf else self._end - time.monotonic(), listen=listen)
+
+    def _move(self, connection: Connection) -> None:
+        """Hear what was said, and send what goes now. Never waits."""
+        if self._failure is not None:
+            raise self._failure
+        for said in connection.transfer():
+            self._hear(said)
+        while not connection.busy and (parcel := self._outbox.next()) is not None:
+            connection.send(parcel.head, parcel.body)
 
     def _hear(self, said: FromServer) -> None:
         if isinstance(said, Taken):
@@ -129,7 +163,8 @@ class Courier:
             raise WireError(REFUSED, said.reason)
 
     def _close(self) -> None:
-        self.connected = False
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        with self._moving:
+            self.connected, self._failure = False, None
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()

@@ -1,9 +1,11 @@
 """What must reach the collector although the batch that it was in is dropped."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from vllm_vitals.step import Facts, Gone, Health, Record, Rejection, Sleep
+from vllm_vitals.step import Dialect, Facts, Gone, Health, Record, Rejection, Sleep
 
 MOST = 500
 """Engines, and reasons of rejections, that are kept: beside them a batch holds what else it must."""
@@ -16,6 +18,8 @@ class Known:
 
     def __init__(self) -> None:
         self._engines: dict[Key, dict[type, Record]] = {}
+        self._dialects: dict[str, Dialect] = {}
+        """How each of the few `AsyncLLM`s of this process is to be read."""
         self._process: list[Record] = []
 
     def note(self, record: Record) -> None:
@@ -26,12 +30,19 @@ class Known:
             key = (record.model, record.engine)
             if key in self._engines or len(self._engines) < MOST:
                 self._engines.setdefault(key, {})[type(record)] = record
+        elif isinstance(record, Dialect):
+            self._dialects[record.model] = record
         elif isinstance(record, Health) and record.detached is not None:
             self._process = [Health(process=record.process, detached=record.detached)]
 
     def records(self) -> list[Record]:
         """Return what has to be known of all engines and of the process."""
-        return [*(record for said in self._engines.values() for record in said.values()), *self._process]
+        engines = (record for said in self._engines.values() for record in said.values())
+        return [*engines, *self._dialects.values(), *self._process]
+
+    def dialects(self, models: Iterable[str]) -> list[Record]:
+        """Return how to read what is told of models."""
+        return [self._dialects[model] for model in models if model in self._dialects]
 
     def of(self, key: Key) -> list[Record]:
         """Return what is so of one engine: that it is gone if nothing is known."""
@@ -42,6 +53,7 @@ class Kept(Struct):
     """Of the records of a batch, or of several: whose state they told, and what has to be added up."""
 
     engines: set[Key] = set()
+    dialects: set[str] = set()
     rejections: dict[Key, int] = {}
     health: Health = field(default_factory=Health)
 
@@ -49,6 +61,8 @@ class Kept(Struct):
         """Take notice of a record, unless it is a step."""
         if isinstance(record, Facts | Sleep | Gone):
             self._engine((record.model, record.engine))
+        elif isinstance(record, Dialect):
+            self.dialects.add(record.model)
         elif isinstance(record, Rejection):
             self._reject((record.model, record.reason), record.count)
         elif isinstance(record, Health):
@@ -58,13 +72,15 @@ class Kept(Struct):
         """Take over what another keeps."""
         for key in other.engines:
             self._engine(key)
+        self.dialects |= other.dialects
         for key, count in other.rejections.items():
             self._reject(key, count)
         self._ail(other.health)
 
     def records(self, known: Known, process: str) -> list[Record]:
         """Return what makes good for the lost records of a process, of which this is known now."""
-        told: list[Record] = [record for key in self.engines for record in known.of(key)]
+        told = known.dialects(self.dialects)
+        told += [record for key in self.engines for record in known.of(key)]
         told += [Rejection(model, reason, count) for (model, reason), count in self.rejections.items()]
         health = replace(self.health, process=process)
         return told if health == Health(process=process) else [*told, health]

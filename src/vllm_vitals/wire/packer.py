@@ -5,7 +5,7 @@ import logging
 from msgspec.structs import replace
 
 from vllm_vitals.logs import log_once
-from vllm_vitals.step import Health, Record, Step
+from vllm_vitals.step import Health, Record, Step, Unread
 from vllm_vitals.wire.frames import frame
 from vllm_vitals.wire.kept import Kept, Known
 from vllm_vitals.wire.messages import ENCODER, Batch, check_record, encode
@@ -56,7 +56,7 @@ class Packer:
             self._leave_out(record)
             return
         self._count += 1
-        if isinstance(record, Step):
+        if isinstance(record, Step | Unread):
             self._steps += 1
         else:
             self.known.note(record)
@@ -85,12 +85,12 @@ class Packer:
         size = len(self._body) - begin
         if size > LARGEST_RECORD:
             raise ValueError(f"{size} bytes, at most {LARGEST_RECORD}")
-        if not isinstance(record, Step):
+        if not isinstance(record, Step | Unread):
             check_record(bytes(self._body[begin:]))
 
     def _leave_out(self, record: Record) -> None:
         kind = type(record).__name__
         log_once(logging.ERROR, "A %s cannot be sent to the collector and is left out", kind, traceback=True)
-        lost = int(isinstance(record, Step))
+        lost = int(isinstance(record, Step | Unread))
         self.dropped += lost
         self.add(Health(dropped=lost, errors={"wire": 1}))

@@ -1,4 +1,4 @@
-"""The way from a serving process to the collector in another: a bounded store of batches, and a thread that sends."""
+"""The way from a serving process to the collector in another: a bounded store of batches, and what sends them."""
 
 import os
 import threading
@@ -87,7 +87,7 @@ class Sender:
         self._outbox.put(self._packer.seal(self._until, self._outbox.lost()))
         if self._outbox.dropped > dropped:
             self._outage.full()
-        self._courier.wake()
+        self._courier.carry()
 
     def _hello(self) -> Hello:
         with self._adding:

@@ -17,7 +17,7 @@ import vllm_vitals
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp.bridge import native_series
-from vllm_vitals.exporters.otlp.identity import resource
+from vllm_vitals.exporters.otlp.identity import Identity, resource
 from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
 from vllm_vitals.exporters.otlp.target import Target, resolve
 from vllm_vitals.exporters.otlp.transport import Answer, Transport, connect
@@ -58,12 +58,13 @@ class OtlpExporter:
     ) -> None:
         """Take note of what to push where.
 
-        `started` is Unix seconds, for `fresh` see `PointBuilder`. `native` gives a registry to be pushed too.
+        `identity` says who pushes, as far as that is known at the start. `started` is Unix seconds, for `fresh` see
+        `PointBuilder`. `native` gives a registry to be pushed too.
         """
         self._collector = collector
         self._settings = settings
         self._target = target
-        self._resource = identity
+        self._identity = Identity(identity, collector.store)
         self._connect = make
         self._points = PointBuilder(
             collector.store,
@@ -217,7 +218,7 @@ class OtlpExporter:
     def _data(self, push: Push) -> MetricsData:
         scope = InstrumentationScope("vllm_vitals", vllm_vitals.__version__)
         metrics: Any = Paced(push.metrics, Pace().breathe)
-        return MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(scope, metrics, "")], "")])
+        return MetricsData([ResourceMetrics(self._identity.resource(), [ScopeMetrics(scope, metrics, "")], "")])
 
     def _tell(self, answer: Answer) -> None:
         """Log each kind of failure once, and its end."""

@@ -1,0 +1,99 @@
+"""What is written down in one process and read in another is what would have been read at once."""
+
+from collections.abc import Sequence
+from enum import Enum, IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.test_hostile import COMPLETE, full, iterations, schedulers, shown, values
+from vllm_vitals.feed.tap import Tap
+from vllm_vitals.step import Dialect, Record, Step, Unread
+from vllm_vitals.vllm.reader import Reader
+from vllm_vitals.vllm.recall import Recall
+from vllm_vitals.vllm.told import OBJECTS, Bearer, write
+from vllm_vitals.wire.messages import Batch, encode, from_client
+
+EPOCH = 1_700_000_000.0
+
+
+class Reason(IntEnum):
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+def true(value: Any, *, objects: bool = True) -> Any:
+    """Return a value with mappings for the objects where vLLM has none, and what enums hold for these."""
+    if isinstance(value, Enum):
+        return value.value
+    if type(value) is dict and objects:
+        value = SimpleNamespace(**{str(name): each for name, each in value.items()})
+    if type(value) is SimpleNamespace:
+        fields = {name: true(each, objects=name in OBJECTS) for name, each in vars(value).items()}
+        return SimpleNamespace(**fields) if objects else fields
+    return [true(each, objects=objects) for each in value] if type(value) is list else value
+
+
+def over_the_wire(records: Sequence[Record]) -> list[Record]:
+    batch = from_client(encode(Batch(1, 0.0, list(records))))
+    assert isinstance(batch, Batch)
+    return batch.records
+
+
+def told(calls: list[Any], dialect: Dialect) -> tuple[list[Record], list[Record]]:
+    """Return what is sent of calls, and what is read of that."""
+    tap = Tap(len(calls), write)
+    for _, *call in calls:
+        tap.record(*call)
+    kept = [(clock, *kept[1:]) for (clock, *_), kept in zip(calls, tap.queue, strict=True)]
+    sent = [dialect, *Bearer(dialect.model, Reader.of(dialect, quiet)).bear(kept, EPOCH)]
+    return sent, Recall().read("p", over_the_wire(sent), EPOCH, lambda: None)
+
+
+def at_once(calls: list[Any], dialect: Dialect) -> list[Step]:
+    return Reader.of(dialect, quiet).read(list(calls), EPOCH)
+
+
+def steps(records: Sequence[Record]) -> list[Step]:
+    return [record for record in records if isinstance(record, Step)]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(schedulers, iterations, values), min_size=1, max_size=4))
+def test_it_reads_as_if_it_had_been_read_at_once(calls: list[tuple[Any, Any, Any]]) -> None:
+    given_ = [(float(place), true(full(s)), true(full(i)), true(m), 0) for place, (s, i, m) in enumerate(calls)]
+    dialect = Dialect("m", 0.0)
+    there, here = steps(told(given_, dialect)[1]), at_once(given_, dialect)
+    assert new_connectors(there) == new_connectors(here)
+    assert shown(there) == shown(here)
+
+
+def new_connectors(read: list[Step]) -> set[str]:
+    """Take away which connectors are new, and return them: each end has its own first step with one."""
+    found = {name for each in read for name in each.unknown_connectors}
+    for each in read:
+        each.unknown_connectors = ()
+    return found
+
+
+def request(reason: Any, **fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{**vars(COMPLETE), "finish_reason": reason, "request_id": "r", "num_generation_tokens": 3, **fields}
+    )
+
+
+def test_finish_reasons_keep_their_names() -> None:
+    ended = SimpleNamespace(finished_requests=[request(Reason.LENGTH), request(Reason.STOP), request("error")])
+    sent, read = told(
+        [(1.0, None, ended, None, 0)],
+        Dialect("m", 0.0, reasons={int(reason): reason.name.lower() for reason in Reason}),
+    )
+    assert type(sent[1]) is Unread
+    assert [each.reason for each in steps(read)[0].finished] == ["length", "stop", "error"]
