@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.configuration import SettingsError, is_strict, load
 from vllm_vitals.exporters.exporter import Exporter, stop_all
-from vllm_vitals.feed.feed import Feed, Source
+from vllm_vitals.feed.feed import Feed, Read, Sink, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts, Sleep
+from vllm_vitals.step import Dialect, Facts, Sleep
+from vllm_vitals.vllm.connectors import as_told
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
+from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, write
 
 if TYPE_CHECKING:
     from vllm_vitals.gpu.sampler import Sampler
@@ -115,10 +117,8 @@ class Runtime:
         sink = self._link.sender if self._link else self.collector
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
-        model = model_name(config)
-        reader = self._reader(model, facts[0])
-        tap = Tap(self.settings.queue_size)
-        self.feed.attach(Source(tap, reader.read, model, engines))
+        tap, read = self._way(model_name(config), facts[0], sink)
+        self.feed.attach(Source(tap, read, model_name(config), engines))
         return tap
 
     def _join(self, rank: int, count: int) -> None:
@@ -138,15 +138,25 @@ class Runtime:
         self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 
-    def _reader(self, model: str, facts: Facts) -> Reader:
-        return Reader(
+    def _way(self, model: str, facts: Facts, sink: Sink) -> tuple[Tap, Read]:
+        """Return what takes an `AsyncLLM`'s calls, and what makes records of them.
+
+        They are read here, unless there is a sidecar to do that.
+        """
+        dialect = Dialect(
             model,
-            self.feed.complain,
-            born=time.monotonic() - process_age(),
-            details="iteration_details" in facts.features,
+            time.monotonic() - process_age(),
+            self.collector.process,
+            details="iteration_details" in facts.features and tells_details(),
             pooling="pooling" in facts.features,
             connector=facts.info.get("kv_connector", ""),
+            reasons=finish_reasons(),
         )
+        reader = Reader.of(dialect, self.feed.complain)
+        if not self.remote or not dialect.reasons:
+            return Tap(self.settings.queue_size, as_told if dialect.connector else None), reader.read
+        sink.add([dialect], lambda: None)
+        return Tap(self.settings.queue_size, write), Bearer(model, reader).bear
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start an exporter unless this process has it already, or another process exports for it."""

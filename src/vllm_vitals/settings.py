@@ -91,7 +91,10 @@ class PrometheusSettings(Section):
     enabled: bool = Field(True, description="Serve a scrape endpoint.")
     host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all.")
     port: int = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
-    tls_cert: Path | None = Field(None, description="PEM certificate (chain); serves HTTPS together with tls_key.")
+    tls_cert: Path | None = Field(
+        None, description="PEM certificate (chain); serves HTTPS together with tls_key. All three files are read anew "
+        "when they change."
+    )  # fmt: skip
     tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
     tls_client_ca: Path | None = Field(None, description="PEM CA that client certificates must be signed by (mTLS).")
     include_native: bool = Field(
@@ -238,6 +241,27 @@ class GpuSettings(Section):
     )  # fmt: skip
 
 
+class PriceSettings(Section):
+    """What GPUs cost."""
+
+    per_gpu_hour: float | None = Field(
+        None, gt=0, le=1e6, description="Price of one GPU for an hour; unset, nothing is told in money."
+    )  # fmt: skip
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="Its currency, by its code of three letters.")
+
+
+class PerfSettings(Section):
+    """What a GPU can do at most, where that is not known by its name."""
+
+    peak_flops: float | None = Field(
+        None, ge=1e9, le=1e18, description="Floating-point operations per second of one GPU, such as 989e12: dense, and at "
+        "the precision that the model is computed with."
+    )  # fmt: skip
+    peak_bandwidth: float | None = Field(
+        None, ge=1e9, le=1e18, description="Bytes per second between one GPU and its memory, such as 3.35e12."
+    )  # fmt: skip
+
+
 class GenAISettings(Section):
     """The `gen_ai.server.*` metrics of the OpenTelemetry conventions."""
 
@@ -301,6 +325,8 @@ class Settings(Section):
     wire: WireSettings = WireSettings()
     native: NativeSettings = NativeSettings()
     gpu: GpuSettings = GpuSettings()
+    price: PriceSettings = PriceSettings()
+    perf: PerfSettings = PerfSettings()
     gen_ai: GenAISettings = GenAISettings()
 
     @field_validator("buckets")

@@ -12,9 +12,17 @@ from typing import Any
 from tests.compat.shake import compiled
 from tests.compat.wheels import INDEX
 
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
+_OFFLOADING = ("OffloadingConnectorStats", "OffloadPromMetrics")
+
 #: Of these heavy modules only the named definitions (and what they need) are executed.
 PICKED: Mapping[str, tuple[str, ...]] = {
     "vllm.compilation.cuda_graph": ("CUDAGraphStat", "CUDAGraphLogging"),
+    f"{_CONNECTORS}.hf3fs.hf3fs_connector": ("HF3FSKVConnectorStats", "HF3FSPromMetrics"),
+    f"{_CONNECTORS}.multi_connector": ("MultiKVConnectorStats", "MultiKVConnectorPromMetrics"),
+    f"{_CONNECTORS}.nixl_connector": ("NixlKVConnectorStats", "NixlPromMetrics"),
+    f"{_CONNECTORS}.offloading.metrics": _OFFLOADING,
+    f"{_CONNECTORS}.offloading_connector": _OFFLOADING,
     "vllm.utils": ("length_from_prompt_token_ids_or_embeds",),
     "vllm.v1.engine": ("FinishReason", "EngineCoreEvent", "EngineCoreEventType", "EngineCoreOutput"),
     "vllm.v1.engine.output_processor": (
@@ -27,6 +35,15 @@ PICKED: Mapping[str, tuple[str, ...]] = {
         "ParentRequest.observe_finished_request",
         "ParentRequest.observe_num_generation_tokens",
     ),
+    "vllm.v1.kv_offload.base": (
+        "OffloadingCounterMetadata",
+        "OffloadingGaugeMetadata",
+        "OffloadingHistogramMetadata",
+        "OffloadingMetricMetadata",
+        "OffloadingSpec.build_metric_definitions",
+    ),
+    "vllm.v1.kv_offload.cpu.common": ("CPUOffloadingMetrics",),
+    "vllm.v1.kv_offload.cpu.spec": ("CPUOffloadingSpec.build_metric_definitions",),
     "vllm.v1.metrics.perf": ("PerfStats", "DebugPerfStats", "PerfMetricsLogging", "PerfMetricsProm"),
 }
 

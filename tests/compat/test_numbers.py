@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -18,7 +20,10 @@ from tests.compat.releases import Release
 from tests.compat.scenarios import SCENARIOS, busy
 from tests.parity import Samples, differences, parse, value
 from vllm_vitals import runtime
+from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.registry import VitalsCollector
+from vllm_vitals.host import Host
+from vllm_vitals.settings import Settings
 
 INVENTED = {
     "cut_off": {"vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
@@ -27,6 +32,11 @@ INVENTED = {
                              "vllm:request_inference_time_seconds"},
 }  # fmt: skip
 """What vLLM says of milestones that were never reached, and we do not."""
+MOVING = (
+    "vitals_hook", "vitals_series", "vitals_step_age", "vllm_engine_imbalance", "vllm_engine_limited", "vllm_engine_saturation", "vllm_engine_startup",
+    "vllm_engine_gpu_time", "vllm_engine_cost", "vllm_kv_cache_time_to_full", "vllm_step_interval", "vllm_step_processing",
+)  # fmt: skip
+"""Metrics that tell of the time that a replay takes."""
 
 
 def apart(release: Release, name: str) -> set[str]:
@@ -57,6 +67,20 @@ def page(registry: Any) -> Samples:
     return parse(generate_latest(registry).decode())
 
 
+@contextmanager
+def sidecar() -> Iterator[tuple[Collector, Host]]:
+    """Give a collector in the place of a sidecar's, to which our logger sends what it is told."""
+    collector = Collector(Settings())
+    with TemporaryDirectory() as directory:
+        host = Host(collector, Path(directory, "wire", "vitals.sock"))
+        host.start({})
+        try:
+            with mock.patch.dict(os.environ, {"VITALS_WIRE__SIDECAR": str(host.socket)}):
+                yield collector, host
+        finally:
+            host.stop()
+
+
 def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Samples, Samples]:
     """Return what vLLM's logger and ours show of the same calls."""
     config = make_config(release, **scenario.config)
@@ -67,9 +91,24 @@ def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Sam
             for call in calls:
                 call.apply(mine.logger)
             mine.host.feed.drain()
-            registry = CollectorRegistry()
-            registry.register(VitalsCollector(mine.host.collector))
-            return page(oracle.registry), page(registry)
+            return page(oracle.registry), shown_of(mine.host.collector)
+
+
+def replay_afar(release: Release, scenario: Scenario) -> Samples:
+    """Return what a sidecar shows of a scenario's calls."""
+    config = make_config(release, **scenario.config)
+    with mock.patch.dict(os.environ, scenario.environment), sidecar() as (collector, host):
+        with ours(release, config, sorted(scenario.totals) or [0]) as mine:
+            for call in scenario.calls:
+                call.apply(mine.logger)
+        host.stop(farewell=5.0)
+        return shown_of(collector)
+
+
+def shown_of(collector: Collector) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(VitalsCollector(collector))
+    return page(registry)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -80,6 +119,19 @@ def test_every_scenario_counts_as_vllm_counts(release: Release, name: str) -> No
     native, shown = replay(release, scenario, scenario.calls)
     assert list(differences(native, shown, apart=apart(release, name))) == []
     assert value(shown, "vitals_errors_total") == 0
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_sidecar_shows_what_a_serving_process_would(release: Release, name: str) -> None:
+    scenario = SCENARIOS[name](release)
+    if scenario is None:
+        pytest.skip(f"vLLM {release.version} does not report this")
+    _, here = replay(release, scenario, scenario.calls)
+    there = replay_afar(release, scenario)
+    for each in (here, there):
+        for moving in [family for family in each if family.startswith(MOVING)]:
+            del each[moving]
+    assert there == here
 
 
 @pytest.mark.parametrize("seed", range(3))

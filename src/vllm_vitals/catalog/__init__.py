@@ -3,7 +3,9 @@
 from typing import Any
 
 from vllm_vitals.catalog.cache import CACHE, LORA, SPECULATIVE
+from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.conventions import CONVENTIONS
+from vllm_vitals.catalog.cost import COSTS
 from vllm_vitals.catalog.engine import ENGINE, STEP
 from vllm_vitals.catalog.gpu import GPU
 from vllm_vitals.catalog.itself import ITSELF
@@ -20,6 +22,8 @@ GROUPS: dict[str, tuple[Metric[Any], ...]] = {
     "cache": CACHE,
     "lora": LORA,
     "speculative": SPECULATIVE,
+    "connectors": CONNECTORS,
+    "cost": COSTS,
     "conventions": CONVENTIONS,
     "gpu": GPU,
     "itself": ITSELF,

@@ -5,7 +5,7 @@ from typing import Any
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
 from vllm_vitals.step import Facts, Step
 
-TIER = Label("tier", ("local",), help="local: this engine's KV cache. external: a KV connector's")
+TIER = Label("tier", ("local",), open=True, help="local: this engine's KV cache. external: a KV connector's")
 ADAPTERS = 100
 """Distinct LoRA adapters that get a series of their own."""
 
@@ -102,7 +102,9 @@ DRAFTS = Counter(
     native="vllm:spec_decode_num_drafts",
 )  # fmt: skip
 DRAFT_TOKENS = Counter(
-    "vllm.spec_decode.draft_tokens", "{token}", "Tokens proposed in drafts.",
+    "vllm.spec_decode.draft_tokens", "{token}",
+    "Tokens proposed in drafts. Those that were computed in vain are these less `vllm.spec_decode.accepted_tokens` of all "
+    "positions.",
     of=Step, read=lambda s: s.speculation.draft_tokens if s.speculation else None, needs="speculation",
     native="vllm:spec_decode_num_draft_tokens",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
+from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
 from vllm_vitals.step import Facts, Sleep, Step
 
 INFO_LABELS = (
@@ -83,6 +83,14 @@ SATURATION: Gauge[Any] = Gauge(
     initial=0.0, momentary=True, limit=1.0,
 )  # fmt: skip
 
+IMBALANCE: Gauge[Any] = Gauge(
+    "vllm.engine.imbalance", "1",
+    "Work of the busiest engine of a model over the mean of all its engines, in the last 10 s: 1 is even, the number of "
+    "engines is all on one. Only where one endpoint shows several engines; absent without work.",
+    scope=Scope.MODEL, labels=(Label("of", ("running", "tokens"), help="running: requests in the batch. tokens: tokens that "
+                                     "steps worked on"),),
+)  # fmt: skip
+
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
     "Time between two steps of an engine that had requests left after the first of them.",
@@ -91,6 +99,12 @@ STEP_INTERVAL = Histogram(
 STEP_DURATION = Histogram(
     "vllm.step.duration", "s", "Time the engine spent on a step, as vLLM's iteration details report it.",
     of=Step, read="duration", buckets="step", needs="iteration_details", since="0.26.0",
+)  # fmt: skip
+STEP_PROCESSING = Histogram(
+    "vllm.step.processing.duration", "s",
+    "Time from when the serving process got a step's outputs to when they were on their way to the clients: it turns tokens "
+    "into text, and whatever else is due on its event loop comes between. All streams of the process wait that long.",
+    of=Step, read="processing", buckets="step",
 )  # fmt: skip
 STEP_TOKENS = Histogram(
     "vllm.step.tokens", "{token}",
@@ -120,6 +134,32 @@ MEMORY_TRAFFIC = Counter(
     of=Step, read="memory_traffic", labels=(Label("direction", ("read", "write")),),
     needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
 )  # fmt: skip
+FLOPS_LIMIT: Gauge[Any] = Gauge(
+    "vllm.perf.flops.limit", "{operation}/s",
+    "Most floating-point operations per second of one GPU, dense and at the precision that the engine computes with; "
+    "absent while that is not known.",
+    needs="mfu", since="0.14.0",
+)  # fmt: skip
+MEMORY_TRAFFIC_LIMIT: Gauge[Any] = Gauge(
+    "vllm.perf.memory_traffic.limit", "By/s",
+    "Most bytes per second between one GPU and its memory; absent while that is not known.",
+    needs="mfu", since="0.14.0",
+)  # fmt: skip
+MFU: Gauge[Any] = Gauge(
+    "vllm.perf.mfu", "1",
+    "Model FLOPs utilization: `vllm.perf.flops` per second over `vllm.perf.flops.limit`, averaged over about 30 s, "
+    "idle time included.",
+    momentary=True, needs="mfu", since="0.14.0",
+)  # fmt: skip
+MEMORY_TRAFFIC_UTILIZATION: Gauge[Any] = Gauge(
+    "vllm.perf.memory_traffic.utilization", "1",
+    "Model bandwidth utilization: `vllm.perf.memory_traffic`, read and written, per second over "
+    "`vllm.perf.memory_traffic.limit`, averaged over about 30 s, idle time included.",
+    momentary=True, needs="mfu", since="0.14.0",
+)  # fmt: skip
 
-ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, LIMITED, SATURATION, SLEEP, STARTUP)
-STEP = (STEP_INTERVAL, STEP_DURATION, STEP_TOKENS, SCHEDULED_TOKENS, GRAPH_TOKENS, FLOPS, MEMORY_TRAFFIC)
+ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, LIMITED, SATURATION, IMBALANCE, SLEEP, STARTUP)
+STEP = (
+    STEP_INTERVAL, STEP_DURATION, STEP_PROCESSING, STEP_TOKENS, SCHEDULED_TOKENS, GRAPH_TOKENS, FLOPS, MEMORY_TRAFFIC, FLOPS_LIMIT,
+    MEMORY_TRAFFIC_LIMIT, MFU, MEMORY_TRAFFIC_UTILIZATION,
+)  # fmt: skip

@@ -25,7 +25,7 @@ DEVICE = (
     Label("model_name"),
     Label("engine", cap=64),
 )
-"""Of every metric: the UUID of the GPU or MIG device, that of a MIG device's GPU, the engine that works on it."""
+"""Of every metric: the UUID of the GPU, MIG device or partition, that of the GPU that it is a part of, its engine."""
 TYPE = Label("hw.type", ("gpu",))
 DIRECTION = Label("network.io.direction", DIRECTIONS)
 LOCATION = Label("hw.temperature.sensor_location", LOCATIONS)
@@ -86,8 +86,8 @@ MEMORY_UTILIZATION = Gauge(
     of=Sample, read=_read(_memory_share, "gpu"), scope=Scope.PROCESS, limit=1.0, labels=(*DEVICE, TYPE),
 )  # fmt: skip
 IO = Counter(
-    "hw.gpu.io", "By", "Bytes that the GPU received and transmitted. NVLink's are counted; PCIe's are reckoned from a window of "
-    "20 ms at each sample.",
+    "hw.gpu.io", "By", "Bytes that the GPU received and transmitted. NVLink's and XGMI's are counted; PCIe's are reckoned from a "
+    "window of 20 ms at each sample.",
     of=Sample, read=_read(lambda r: {(direction, link): value for (link, direction), value in r.io.items()}, "gpu"),
     scope=Scope.PROCESS, limit=MOST_BYTES, labels=(*DEVICE, TYPE, DIRECTION, Label("link", LINKS)),
 )  # fmt: skip
@@ -109,8 +109,8 @@ TEMPERATURE_LIMIT = Gauge(
     labels=(*DEVICE, LOCATION, Label("hw.limit_type", LIMITS)),
 )  # fmt: skip
 HARDWARE_ERRORS = Counter(
-    "hw.errors", "{error}", "Errors of the GPU's memories (ECC).",
-    of=Sample, read=_read(lambda r: r.errors, "gpu"), scope=Scope.PROCESS, labels=(*DEVICE, TYPE, Label("error.type", ERRORS)),
+    "hw.errors", "{error}", "Errors of the GPU's memories (ECC), with AMD of its other units too.",
+    of=Sample, read=_read(lambda r: r.errors, "gpu"), scope=Scope.PROCESS, labels=(*DEVICE, TYPE, Label("error.type", ERRORS, help="deferred (AMD): not to be corrected, not read yet")),
 )  # fmt: skip
 STATUS = Gauge(
     "hw.status", "", "1 for the state that the GPU is in, 0 for the others.",
@@ -137,12 +137,13 @@ POWER_LIMIT = Gauge(
 CLOCK = Gauge(
     "vllm.gpu.clock", "Hz", "Clocks of the GPU.",
     of=Sample, read=_read(lambda r: r.clocks), scope=Scope.PROCESS, limit=MOST_HERTZ,
-    labels=(*DEVICE, Label("domain", CLOCKS, help="sm: the streaming multiprocessors")),
+    labels=(*DEVICE, Label("domain", CLOCKS, help="sm: the streaming multiprocessors, or AMD's compute engine")),
 )  # fmt: skip
 THROTTLED = Counter(
-    "vllm.gpu.throttled.duration", "s", "Time during which something kept the clocks down, to within one sample.",
+    "vllm.gpu.throttled.duration", "s", "Time during which something kept the clocks down; to within one sample, or as counted by "
+    "the GPU (AMD from MI300 on).",
     of=Sample, read=_read(lambda r: r.throttled), scope=Scope.PROCESS,
-    labels=(*DEVICE, Label("reason", REASONS, help="several may hold at once")),
+    labels=(*DEVICE, Label("reason", REASONS, help="several may hold at once; gpu.md tells which are whose")),
 )  # fmt: skip
 
 GPU = (

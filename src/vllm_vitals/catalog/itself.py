@@ -5,7 +5,9 @@ from typing import Any
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
 from vllm_vitals.step import Health, Step
 
-PROCESS = Label("process", ("0",), cap=64, help="the number of the serving process; sidecar for a sidecar itself")
+PROCESS = Label(
+    "process", ("0",), cap=64, open=True, help="the number of the serving process; sidecar for a sidecar itself"
+)
 EXPORTER = Label("exporter", help="prometheus, otlp")
 
 INFO: Gauge[Any] = Gauge(

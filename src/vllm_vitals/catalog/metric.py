@@ -44,12 +44,16 @@ def reader(read: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class Label:
-    """A label beside those of the scope; `values` exist from the start, the rest is capped."""
+    """A label beside those of the scope; `values` exist from the start, the rest is capped.
+
+    Of an `open` one there are more values than those that exist from the start.
+    """
 
     name: str
     values: tuple[str, ...] = ()
     cap: int = 16
     help: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,13 +27,19 @@ PHASES: dict[str, Callable[[Requests], Floats]] = {
 PROMPT_TOKENS = Counter(
     "vllm.tokens.prompt", "{token}", "Prompt tokens of requests whose prefill is done, by where they came from.",
     of=Step, read="prompt_tokens", native="vllm:prompt_tokens_by_source",
-    labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"), open=True,
                   help="`unknown` before vLLM 0.16.0, which does not tell"),),
 )  # fmt: skip
 CACHED_TOKENS = Counter(
     "vllm.tokens.prompt_cached", "{token}", "Prompt tokens found in a cache when scheduled, by cache tier.",
     of=Step, read="cached_by_source", native="vllm:prompt_tokens_cached_by_source",
-    labels=(Label("source", ("device",), help="device, or a tier of the KV connector since vLLM 0.32.0"),),
+    labels=(Label("source", ("device",), open=True, help="device, or a tier of the KV connector since vLLM 0.32.0"),),
+)  # fmt: skip
+RECOMPUTED_TOKENS = Counter(
+    "vllm.tokens.recomputed", "{token}",
+    "Tokens that were computed again because their request had been preempted and the prefix cache had lost them. "
+    "Needs prefix caching. Before vLLM 0.27.0 a request counts at every attempt to take it back in, so at most.",
+    of=Step, read=lambda s: s.prefix_cache.again if s.prefix_cache else None,
 )  # fmt: skip
 GENERATION_TOKENS = Counter(
     "vllm.tokens.generation", "{token}", "Tokens generated.",
@@ -147,7 +153,7 @@ REQUEST_PREEMPTIONS = Histogram(
     native="vllm:request_num_preemptions",
 )  # fmt: skip
 
-TOKENS = (PROMPT_TOKENS, CACHED_TOKENS, GENERATION_TOKENS)
+TOKENS = (PROMPT_TOKENS, CACHED_TOKENS, RECOMPUTED_TOKENS, GENERATION_TOKENS)
 REQUESTS = (
     FINISHED, ABANDONED, REJECTED, PREEMPTED, CORRUPTED, WATERMARKED, TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY,
     MEAN_TIME_PER_OUTPUT_TOKEN, DURATION, INFERENCE_DURATION, PHASE_DURATION, INPUT_TOKENS, OUTPUT_TOKENS,

@@ -13,10 +13,14 @@ import vllm_vitals
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE, SAVED_PREFILL
-from vllm_vitals.catalog.engine import LIMITED, UP
+from vllm_vitals.catalog.engine import IMBALANCE, LIMITED, RUNNING, SCHEDULED_TOKENS, UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.catalog.requests import ABANDONED
+from vllm_vitals.collector.cells import Cell, NumberCell
+from vllm_vitals.collector.connectors import ConnectorWriter
+from vllm_vitals.collector.cost import Costs
 from vllm_vitals.collector.engine import Engine, Rules, in_order
+from vllm_vitals.collector.imbalance import Imbalance, Load
 from vllm_vitals.collector.slo import SloWriter, declare
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
@@ -68,6 +72,8 @@ class Collector:
         }
         self.store = Store(self._metrics, exponential=settings.otlp.histograms == "exponential")
         self._bounds = plan(None, settings.buckets)
+        self._imbalance = Imbalance()
+        self._costs = Costs(self.store, settings.price)
         self._judge = Judge(settings.slos) if settings.slos else None
         declare(self.store, settings.slos)
         of_process = self._rules("", "", self._bounds, Scope.PROCESS)
@@ -90,9 +96,26 @@ class Collector:
         """Take note that all has been told up to `until`, monotonic seconds: time itself is counted so far."""
         with self.store.lock:
             for engine in self._engines.values():
-                for state, seconds in engine.spend(until).items():
+                spent = engine.spend(until)
+                for state, seconds in spent.items():
                     self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
+                self._costs.spend(engine, spent)
                 self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(until))
+            if self._imbalance.due(until):
+                self._compare(until)
+
+    def _compare(self, until: float) -> None:
+        """Show how evenly the engines of a model share its work."""
+        loads: dict[str, dict[str, Load]] = {}
+        for model, name in self._engines:
+            running = self.store[RUNNING].cells.get((model, name))
+            tokens = [cell for key, cell in self.store[SCHEDULED_TOKENS].cells.items() if key[:2] == (model, name)]
+            loads.setdefault(model, {})[name] = Load(_value(running), sum(map(_value, tokens)))
+        for model, compared, ratio in self._imbalance.look(until, loads):
+            if ratio is None:
+                self.store[IMBALANCE].cells.pop((model, compared), None)
+            else:
+                self._put(IMBALANCE, (model,), (compared,), ratio)
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
@@ -144,9 +167,10 @@ class Collector:
             self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
 
     def _forecast(self, engine: Engine) -> None:
-        """Show how much more an engine can take, as far as that can be told."""
+        """Show how much more an engine can take, and what it makes of its GPUs, as far as that can be told."""
         if engine.scheduled and not engine.stale:
-            for metric, value in engine.headroom().items():
+            shown = {**engine.headroom(), **engine.utilization(self._settings.perf)}
+            for metric, value in shown.items():
                 if value is None:
                     self.store[metric].drop(engine.scope)
                 else:
@@ -194,13 +218,16 @@ class Collector:
             columns = Requests(requests)
             with np.errstate(invalid="ignore", over="ignore"):  # what comes of nonsense is refused as not finite
                 self._write(engine.rules[Finished], [columns], requests[-1].time, pause)
-                self.store[SAVED_PREFILL].number(engine.scope).add(engine.ended(columns))
+                saved = engine.ended(columns)
+                self.store[SAVED_PREFILL].number(engine.scope).add(saved)
+                self._costs.save(engine, saved)
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:
             bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
             engine = self._engine(facts.model, facts.engine, bounds)
             engine.learn(facts)
+            self._costs.prepare(engine)
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
@@ -237,6 +264,7 @@ class Collector:
 
     def _add_samples(self, samples: Sequence[Sample], pause: Callable[[], None]) -> None:
         self._gpus.begin(samples)
+        self._costs.sample(self._engines, samples)
         self._write(self._gpus.writers, samples, samples[-1].time, pause)
 
     def _write(self, writers: Iterable[Writer], records: Sequence[Any], now: float, pause: Callable[[], None]) -> None:
@@ -276,6 +304,8 @@ class Collector:
             scope = self._scope(metric, model, engine)
             if metric.of is not None:
                 rules[metric.of] += writers(self.store[metric], scope, bounds, exemplars=exemplars)
+        if Scope.ENGINE in scopes:
+            rules[Step].append(ConnectorWriter(self.store, (model, engine), bounds))
         if self._judge and Scope.ENGINE in scopes:
             rules[Finished].append(SloWriter(self.store, (model, engine), self._judge))
         return rules
@@ -288,3 +318,7 @@ class Collector:
 
     def _put(self, metric: Metric[Any], scope: tuple[str, ...], own: tuple[str, ...], value: float) -> None:
         self.store[metric].number(scope, own).set(value, time.time())
+
+
+def _value(cell: Cell | None) -> float:
+    return cell.value if isinstance(cell, NumberCell) else 0.0

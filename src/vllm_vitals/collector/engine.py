@@ -8,10 +8,13 @@ from vllm_vitals.catalog.cache import FREE_SEQUENCES, TIME_TO_FULL
 from vllm_vitals.catalog.engine import SATURATION
 from vllm_vitals.catalog.metric import Gauge
 from vllm_vitals.collector.abandoned import Abandoned
+from vllm_vitals.collector.energy import Energy, activity
 from vllm_vitals.collector.headroom import Prefill, Saturation, Trend, Typical, level
 from vllm_vitals.collector.limiter import Limiter, limiter
+from vllm_vitals.collector.perf import Perf
 from vllm_vitals.collector.writers import Writer
 from vllm_vitals.columns import Requests
+from vllm_vitals.settings import PerfSettings
 from vllm_vitals.step import Facts, Finished, Sleep, Step
 
 Rules = dict[type, list[Writer]]
@@ -36,6 +39,12 @@ class Engine:
         self.stale = False
         self.finished: list[Finished] = []
         self.abandoned = Abandoned()
+        self.gpus: int | None = None
+        """How many it works on."""
+        self.perf = Perf(clock)
+        self.energy = Energy()
+        self.metered = False
+        """Whether its GPUs tell their energy."""
         self._typical = Typical()
         self._prefill = Prefill()
         self._worked: float | None = None
@@ -55,6 +64,8 @@ class Engine:
     def learn(self, facts: Facts) -> None:
         """Take note of what is fixed."""
         self._max_num_seqs, self._kv_cache_tokens = facts.max_num_seqs, facts.kv_cache_tokens
+        self.gpus = facts.gpus
+        self.perf.learn(facts)
 
     def complete(self, step: Step) -> None:
         """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
@@ -77,6 +88,8 @@ class Engine:
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
         limited = limiter(step, self._max_num_seqs, self._free, self._need(step))
+        self.perf.step(step)
+        self._divide(step.clock)
         self._limiter.step(step.clock, limited)
         self._saturation.step(step.clock, level(step, self._max_num_seqs, limited))
 
@@ -104,16 +117,25 @@ class Engine:
         """Take note that the engine fell asleep or woke up."""
         self._worked = None
         if sleep.clock:
+            self._divide(sleep.clock)
             self._limiter.sleep(sleep.clock, asleep=sleep.state != "awake")
             self._saturation.step(sleep.clock, 0.0)
 
     def spend(self, until: float) -> dict[str, float]:
         """Return the seconds up to `until`, monotonic ones, that were not returned yet, by what limited the engine."""
         self._told = max(self._told, until)
+        self._divide(until)
         self._limiter.settle(until)
         spent = {state: seconds for state, seconds in self._limiter.seconds.items() if seconds}
         self._limiter.seconds.clear()
         return spent
+
+    def _divide(self, until: float) -> None:
+        """Divide the energy that was read up to `until`, monotonic seconds, by what the engine did."""
+        while (clock := self.energy.due(until)) is not None:
+            self._limiter.settle(clock)
+            self.energy.divide(self._limiter.activity, activity(self._limiter.state))
+            self._limiter.activity.clear()
 
     def headroom(self) -> dict[Gauge[Any], float | None]:
         """Return how much more the engine can take, `None` where that cannot be told."""
@@ -123,6 +145,10 @@ class Engine:
             TIME_TO_FULL: self._trend.seconds_to_full(self._told),
             SATURATION: self._saturation.at(self._told),
         }
+
+    def utilization(self, settings: PerfSettings) -> dict[Gauge[Any], float | None]:
+        """Return what the engine makes of its GPUs, `None` where that cannot be told."""
+        return self.perf.gauges(self._told, settings)
 
 
 def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:

@@ -8,6 +8,7 @@ next belongs to what the first of them said.
 import math
 from collections import defaultdict
 
+from vllm_vitals.collector.energy import activity
 from vllm_vitals.step import Step
 
 NEARLY_FULL = 0.95
@@ -44,6 +45,8 @@ class Limiter:
         """`clock`: monotonic seconds of the engine's start."""
         self.state = "idle"
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.activity: defaultdict[str, float] = defaultdict(float)
+        """The same seconds by what the engine did, for whoever takes them away at other times."""
         self._since = clock
         self._asleep = False
         self._turned = -math.inf
@@ -69,4 +72,5 @@ class Limiter:
         """Add up until `clock`, monotonic seconds; what came before the latest time is passed over."""
         if clock > self._since:
             self.seconds[self.state] += clock - self._since
+            self.activity[activity(self.state)] += clock - self._since
             self._since = clock

@@ -1,7 +1,7 @@
 """The state behind every exporter: a family for each metric, a cell for each label set, all bounded."""
 
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
@@ -75,15 +75,16 @@ class Family:
         for cell, value in merged.values():
             cell.set(value, time)
 
-    def drop(self, scope: Key, keep: Container[Key] = ()) -> None:
-        """Remove the series of a scope, except those of label values to keep, and free the others' places."""
+    def drop(self, scope: Key, keep: Collection[Key] = ()) -> None:
+        """Remove the series of a scope, except those of label values to keep, and free the places of values in neither."""
         first = len(scope)
         gone = [key for key in self.cells if key[:first] == scope and key[first:] not in keep]
         for key in gone:
             del self.cells[key]
         if gone and isinstance(self.metric, Gauge):
-            for position, label in enumerate(self.metric.labels, first):
-                self._seen[position - first] = {key[position] for key in self.cells} - {OTHER} | set(label.values)
+            for place, label in enumerate(self.metric.labels):
+                used = {key[first + place] for key in self.cells} | {own[place][:LONGEST_LABEL] for own in keep}
+                self._seen[place] = self._seen[place] & used - {OTHER} | set(label.values)
 
 
 class Store:

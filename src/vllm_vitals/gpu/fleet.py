@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_vitals.gpu.placement import NOBODY, Owner
 from vllm_vitals.gpu.sample import FAILED, Gpu, Reading
-from vllm_vitals.gpu.source import Device, DownError, LostError, Pause, Source
+from vllm_vitals.gpu.source import Device, DownError, LostError, NoDriverError, Pause, Source
 from vllm_vitals.gpu.visible import Listed
 from vllm_vitals.logs import LOGGER, log_once
 
@@ -39,10 +39,13 @@ class Fleet:
         self._choose = choose
         self._place = place
         self._now = now
+        self._listed = self._watched = 0
         self._chosen: list[str] = []
         """What was chosen when every device said who it is: indices may stand for others once one is gone."""
         self._members: dict[str, Member] = {}
         self._down = ""
+        self._told = False
+        """Whether the log has it that the library does not work."""
         self._delay = 0.0
         self._due: float | None = -1.0
         """Monotonic seconds at which to open the source, `None` while all is well."""
@@ -56,6 +59,19 @@ class Fleet:
             self._delay = 0.0
         return readings
 
+    @property
+    def vendor(self) -> str:
+        """Whose devices these are."""
+        return self._source.vendor
+
+    def found(self) -> str:
+        """Return in words what was found: how many devices are watched, or why none is."""
+        if self._down:
+            return "none so far" if self._told else f"none ({self._down})"
+        names = ", ".join(dict.fromkeys(member.gpu.name for member in self._members.values() if member.gpu.name))
+        watched = f"{self._watched} of {self._listed} watched"
+        return f"{watched} ({names})" if names else watched
+
     def close(self) -> None:
         """Let go of the library."""
         self._forget()
@@ -67,15 +83,18 @@ class Fleet:
             listed = list(self._source.open())
             self._gather(listed)
         except DownError as error:
-            self._fail(str(error))
+            self._fail(str(error), quietly=isinstance(error, NoDriverError) and not self._members)
             return
         if self._down:
             LOGGER.info("The %s GPUs can be read now", self._source.vendor)
-        self._down = ""
+        self._down, self._told = "", False
         self._due = None
+        self._listed = sum(len(each.parts) or 1 for each in listed)
         missing = any(member.device is None for member in self._members.values())
         if missing or "" in self._chosen or not listed:
             self._retry()
+        elif not self._members:
+            self._source.close()
 
     def _gather(self, listed: list[Listed]) -> None:
         """Get hold of each device that is to be watched, and of the GPUs that MIG devices are parts of."""
@@ -86,6 +105,7 @@ class Fleet:
             log_once(logging.WARNING, "GPUs that vLLM may use do not say who they are, asking again: %s", why)
         owners = dict(self._place(self._chosen))
         owners.pop("", None)
+        self._watched = len(owners)
         for identity, owner in owners.items():
             self._hold(identity, owner)
         parents = {self._members[identity].gpu.parent for identity in owners} - {"", *owners}
@@ -126,8 +146,9 @@ class Fleet:
         if self._due is None:
             self._retry()
 
-    def _fail(self, why: str) -> None:
-        if not self._down:
+    def _fail(self, why: str, *, quietly: bool = False) -> None:
+        if not self._told and not quietly:
+            self._told = True
             level = logging.WARNING if self._members else logging.INFO  # perhaps there are none
             vendor = self._source.vendor
             LOGGER.log(level, "The %s GPUs cannot be read, trying again from time to time: %s", vendor, why)

@@ -57,3 +57,18 @@ class Elapsed:
         elapsed = 0.0 if self._clock is None else clock - self._clock
         self._clock = clock
         return elapsed if 0 < elapsed <= LONGEST_GAP else 0.0
+
+
+class Residency:
+    """The seconds that something held for, of a device that counts cycles, and those of them in which it held."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float, float] | None = None
+
+    def __call__(self, held: float, cycles: float, clock: float) -> float:
+        """Return the seconds since the reading before, over whatever gap; 0 where the counters began anew."""
+        before, self._before = self._before, (held, cycles, clock)
+        if before is None or held < before[0] or cycles <= before[1]:
+            return 0.0
+        share = (held - before[0]) / (cycles - before[1])
+        return min(share, 1.0) * max(clock - before[2], 0.0)

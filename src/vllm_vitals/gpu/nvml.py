@@ -6,12 +6,13 @@ Everything here runs on the sampler's thread. The calls let go of the interprete
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_vitals.gpu.nvml_device import History, NvmlDevice
+from vllm_vitals.gpu.counters import History
+from vllm_vitals.gpu.nvml_device import NvmlDevice
 from vllm_vitals.gpu.nvml_handle import Handle
-from vllm_vitals.gpu.nvml_library import AbsentError, Library, TransientError
+from vllm_vitals.gpu.nvml_library import Library
 from vllm_vitals.gpu.processes import Family
 from vllm_vitals.gpu.sample import Gpu
-from vllm_vitals.gpu.source import DownError, LostError
+from vllm_vitals.gpu.source import AbsentError, DownError, LostError, TransientError
 from vllm_vitals.gpu.visible import NVIDIA, Listed, Part
 
 

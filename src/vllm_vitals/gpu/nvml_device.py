@@ -1,18 +1,12 @@
 """What one NVIDIA device says through NVML, in the units of the conventions."""
 
-import math
-
-from vllm_vitals.gpu.growth import Elapsed, Growth, Integral
+from vllm_vitals.gpu.counters import Counters, History
 from vllm_vitals.gpu.nvml_handle import Handle
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import CLOCKS, DEGRADED, DIRECTIONS, ERRORS, LIMITS, LOCATIONS, REASONS, Gpu, Reading
+from vllm_vitals.gpu.sample import CLOCKS, DEGRADED, DIRECTIONS, ERRORS, LIMITS, LOCATIONS, NVIDIA_REASONS, Gpu, Reading
 from vllm_vitals.gpu.source import Pause
 
-MOST_POWER = 10_000.0
-"""Watts that no device draws."""
-MOST_TRAFFIC = 1e13
-"""Bytes per second that no device sends."""
-REASON_BITS = dict(zip((0x2, 0x4, 0x8, 0x10, 0x20, 0x40, 0x80, 0x100), REASONS, strict=True))
+REASON_BITS = dict(zip((0x2, 0x4, 0x8, 0x10, 0x20, 0x40, 0x80, 0x100), NVIDIA_REASONS, strict=True))
 """nvmlClocksEventReason*, without that of a device that is idle."""
 CORE_SENSOR, SLOWDOWN, SHUTDOWN, MEMORY_SLOWDOWN = 0, 1, 0, 2
 """NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_{SLOWDOWN,SHUTDOWN,MEM_MAX}."""
@@ -33,18 +27,6 @@ MEMORY_VERSION = 0x02000028
 """nvmlMemory_v2: what the driver keeps for itself is not in use, as nvidia-smi has it."""
 
 
-class History:
-    """What has to be remembered of a device from one reading to the next."""
-
-    def __init__(self) -> None:
-        self.energy = Growth(MOST_POWER)
-        self.drawn = Integral()
-        self.pcie = {direction: Integral() for direction in DIRECTIONS}
-        self.nvlink = {direction: Growth(MOST_TRAFFIC) for direction in DIRECTIONS}
-        self.errors = {kind: Growth(math.inf) for kind in ERRORS}
-        self.elapsed = Elapsed()
-
-
 class NvmlDevice:
     """A GPU or a MIG device. What it cannot tell is not asked for again until the library is opened anew."""
 
@@ -59,17 +41,19 @@ class NvmlDevice:
     def read(self, clock: float, pause: Pause) -> Reading:
         """Return what the device says at monotonic seconds `clock`; raises LostError or DownError."""
         self._handle.begin(pause)
-        reading = Reading(self.gpu)
+        reading, counters = Reading(self.gpu), Counters()
         self._read_memory(reading)
         self._read_utilization(reading)
         if not self.gpu.parent:  # what a MIG device said of these would be its GPU's
             fields = self._handle.fields(FIELDS)
-            self._read_power(reading, clock)
+            self._read_power(reading, counters)
             self._read_temperatures(reading, fields)
-            self._read_clocks(reading, clock)
-            self._read_links(reading, fields, clock)
-            self._read_errors(reading, clock)
+            self._read_clocks(reading, counters)
+            self._read_links(counters, fields)
+            self._read_errors(reading, counters)
         self._handle.finish()
+        if not self.gpu.parent:
+            self._history.add(reading, counters, clock)
         return reading
 
     def _read_memory(self, reading: Reading) -> None:
@@ -87,12 +71,10 @@ class NvmlDevice:
         if rates is not None:
             reading.utilization, reading.memory_activity = rates.gpu / 100, rates.memory / 100
 
-    def _read_power(self, reading: Reading, clock: float) -> None:
+    def _read_power(self, reading: Reading, counters: Counters) -> None:
         reading.power = _scaled(self._ask("power", ("nvmlDeviceGetPowerUsage",)), 1e-3)
         reading.power_limit = _scaled(self._ask("power limit", ("nvmlDeviceGetEnforcedPowerLimit",)), 1e-3)
-        counted = _scaled(self._ask("energy", ("nvmlDeviceGetTotalEnergyConsumption",)), 1e-3)
-        drawn = self._history.drawn(reading.power, clock)
-        reading.energy = drawn if self._handle.lacks("energy") else self._history.energy(counted, clock)
+        counters.energy = _scaled(self._ask("energy", ("nvmlDeviceGetTotalEnergyConsumption",)), 1e-3)
 
     def _read_temperatures(self, reading: Reading, fields: dict[str, float]) -> None:
         old, new = "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"
@@ -114,7 +96,7 @@ class NvmlDevice:
         limit: float | None = self._ask(name, ("nvmlDeviceGetTemperatureThreshold", threshold))
         return limit
 
-    def _read_clocks(self, reading: Reading, clock: float) -> None:
+    def _read_clocks(self, reading: Reading, counters: Counters) -> None:
         clocks = {
             domain: self._ask(f"{domain} clock", ("nvmlDeviceGetClockInfo", number))
             for domain, number in CLOCK_DOMAINS.items()
@@ -122,29 +104,26 @@ class NvmlDevice:
         reading.clocks = {domain: megahertz * 1e6 for domain, megahertz in clocks.items() if megahertz is not None}
         old, new = "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetCurrentClocksEventReasons"
         bits = self._ask("throttle reasons", (new,), (old,))
-        elapsed = self._history.elapsed(clock)
         if bits is not None:
-            reading.throttled = {reason: elapsed if bits & bit else 0.0 for bit, reason in REASON_BITS.items()}
+            counters.throttles = {reason: bool(bits & bit) for bit, reason in REASON_BITS.items()}
 
-    def _read_links(self, reading: Reading, fields: dict[str, float], clock: float) -> None:
+    def _read_links(self, counters: Counters, fields: dict[str, float]) -> None:
         for direction in DIRECTIONS:
             counter = PCIE_COUNTERS[direction]
             # Kilobytes per second in a window of 20 ms. There is a counter of bytes, but it wraps around at 4 GiB,
             # which a busy link does several times between two readings.
-            rate = _scaled(self._ask(f"PCIe {direction}", ("nvmlDeviceGetPcieThroughput", counter)), 1e3)
+            rate = self._ask(f"PCIe {direction}", ("nvmlDeviceGetPcieThroughput", counter))
             kibibytes = fields.get(f"NVLink {direction}")
-            found = {
-                "pcie": self._history.pcie[direction](rate, clock),
-                "nvlink": self._history.nvlink[direction](_scaled(kibibytes, 1024), clock),
-            }
-            reading.io.update({(link, direction): value for link, value in found.items() if value is not None})
+            if rate is not None:
+                counters.rates["pcie", direction] = rate * 1e3
+            if kibibytes is not None:
+                counters.io["nvlink", direction, 0] = kibibytes * 1024
 
-    def _read_errors(self, reading: Reading, clock: float) -> None:
-        for number, kind in enumerate(ERRORS):  # the number is NVML_MEMORY_ERROR_TYPE_*
+    def _read_errors(self, reading: Reading, counters: Counters) -> None:
+        for number, kind in enumerate(ERRORS[:2]):  # the number is NVML_MEMORY_ERROR_TYPE_*
             count = self._ask(f"{kind} errors", ("nvmlDeviceGetTotalEccErrors", number, VOLATILE))
-            new = self._history.errors[kind](count, clock)
-            if new is not None:
-                reading.errors[kind] = new
+            if count is not None:
+                counters.errors[kind] = count
         _, _, pending, failed = self._ask("remapped rows", ("nvmlDeviceGetRemappedRows",)) or (0, 0, 0, 0)
         if pending or failed:  # broken rows of memory wait for a reset to be replaced, or cannot be
             reading.state = DEGRADED

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_vitals.gpu.nvml_library import AbsentError, Library, TransientError
+from vllm_vitals.gpu.nvml_library import Library
 from vllm_vitals.gpu.sample import Gpu
-from vllm_vitals.gpu.source import DownError, LostError, Pause
+from vllm_vitals.gpu.source import AbsentError, DownError, LostError, Pause, TransientError
 from vllm_vitals.logs import log_once
 
 
@@ -69,10 +69,6 @@ class Handle:
                 self._absent[key] = [str(value)]
                 self._lacking.add(key)
         return {key: value for key, value in found.items() if isinstance(value, float)}
-
-    def lacks(self, key: str) -> bool:
-        """Tell whether the device does not have a value that it was asked for."""
-        return key in self._lacking
 
     def finish(self) -> None:
         """End a reading: say once what the device does not have; raises LostError when it gave nothing but trouble."""

@@ -4,16 +4,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from vllm_vitals.gpu.source import DownError, LostError
-
-
-class AbsentError(Exception):
-    """The device, driver or process cannot have a value, now and until the library is opened again."""
-
-
-class TransientError(Exception):
-    """There is no value this time."""
-
+from vllm_vitals.gpu.source import AbsentError, DownError, LostError, NoDriverError, TransientError
 
 DOWN = {"UNINITIALIZED", "DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND", "LIB_RM_VERSION_MISMATCH"}
 LOST = {"GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND"}
@@ -35,7 +26,7 @@ class Library:
         self._opened = False
 
     def open(self) -> None:
-        """Load and initialise the library; raises DownError when that fails."""
+        """Load and initialise the library; raises DownError when that fails, NoDriverError when there is none."""
         try:
             import pynvml  # noqa: PLC0415 - only where GPUs are sampled, and on the sampler's thread
         except Exception as error:  # whatever calls itself pynvml here
@@ -46,7 +37,8 @@ class Library:
         try:
             pynvml.nvmlInit()
         except Exception as error:  # an NVMLError, or a library that is none
-            raise DownError(str(error)) from error
+            absent = getattr(error, "value", None) == getattr(pynvml, "NVML_ERROR_LIBRARY_NOT_FOUND", ())
+            raise (NoDriverError if absent else DownError)(str(error)) from error
         self._opened = True
 
     def close(self) -> None:

@@ -10,20 +10,23 @@ OK, DEGRADED, FAILED = STATES = ("ok", "degraded", "failed")
 """Of a device: well; needs a reset or will fail; does not answer."""
 
 DIRECTIONS = ("receive", "transmit")
-LINKS = ("pcie", "nvlink")
+LINKS = ("pcie", "nvlink", "xgmi")
 LOCATIONS = ("gpu", "memory")
 LIMITS = ("throttled", "high.critical")
 CLOCKS = ("sm", "memory")
-ERRORS = ("corrected", "uncorrected")
-REASONS = (
+ERRORS = ("corrected", "uncorrected", "deferred")
+"""`deferred`: an error that cannot be corrected, in memory that nothing has read yet; AMD tells of these."""
+NVIDIA_REASONS = (
     "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown",
     "hw_power_brake_slowdown", "display_clocks",
 )  # fmt: skip
+AMD_REASONS = ("sw_power_cap", "prochot", "socket_thermal", "vr_thermal", "hbm_thermal", "unspecified")
+REASONS = tuple(dict.fromkeys((*NVIDIA_REASONS, *AMD_REASONS)))
 """What keeps clocks down. More than one at a time may: `hw_slowdown` comes with the two below that it sums up."""
 
 
 class Gpu(Struct, frozen=True):
-    """Which device this is. `parent` is the id of the GPU that a MIG device is a part of."""
+    """Which device this is. `parent` is the id of the GPU that a MIG device or a partition is a part of."""
 
     id: str
     name: str = ""

@@ -8,16 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from vllm_vitals.feed.pace import Pace
+from vllm_vitals.gpu.amd_source import AmdSource
+from vllm_vitals.gpu.choice import EVERY, VENDORS, Choice, vendors
 from vllm_vitals.gpu.fleet import Fleet
 from vllm_vitals.gpu.nvml import Nvml
 from vllm_vitals.gpu.placement import NOBODY, Owner, Placement, place
 from vllm_vitals.gpu.processes import Family
 from vllm_vitals.gpu.sample import Sample
-from vllm_vitals.gpu.visible import Listed, select, visible
-from vllm_vitals.logs import log_once
+from vllm_vitals.gpu.source import Source
+from vllm_vitals.gpu.visible import AMD, NVIDIA
+from vllm_vitals.logs import LOGGER, log_once
 
-EVERY = "all"
-"""The setting that stands for every device that the driver shows."""
+SOURCES: Mapping[str, Callable[[Family], Source]] = {NVIDIA: Nvml, AMD: AmdSource}
 SHORTEST_REST = 0.1
 """Seconds between two samples at least, however long they take."""
 
@@ -32,11 +34,13 @@ class Sink(Protocol):
 class Sampler:
     """Samples at each interval what all fleets say. Only its own thread touches a driver."""
 
-    def __init__(self, sink: Sink, interval: float, fleets: Sequence[Fleet]) -> None:
-        """`interval`: seconds between the beginnings of two samples."""
+    def __init__(self, sink: Sink, interval: float, fleets: Sequence[Fleet], trouble: Callable[[], str] = str) -> None:
+        """`interval`: seconds between the beginnings of two samples. `trouble`: what is wrong with the settings."""
         self._sink = sink
         self._interval = interval
         self._fleets = fleets
+        self._trouble = trouble
+        self._told = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vitals-gpu", daemon=True)
 
@@ -59,8 +63,18 @@ class Sampler:
         """Take one sample; nothing is told as long as no device is known."""
         pause = Pace().breathe
         readings = [reading for fleet in self._fleets for reading in fleet.read(pause)]
+        self._tell()
         if readings:
             self._sink.add([Sample(time.time(), time.monotonic(), readings)], pause)
+
+    def _tell(self) -> None:
+        """Say in one line what was found when it was first looked for, and what is wrong with the settings."""
+        if not self._told and self._fleets:
+            self._told = True
+            LOGGER.info("GPUs: %s", "; ".join(f"{fleet.vendor}: {fleet.found()}" for fleet in self._fleets))
+        trouble = self._trouble()
+        if trouble:
+            log_once(logging.WARNING, "%s", trouble, key="gpu.devices")
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -85,24 +99,16 @@ def sampler(
     """Return the sampler of this process, not started yet.
 
     `devices`: those that vLLM may use, written as in `CUDA_VISIBLE_DEVICES`, by default those that `environ` names there;
-    or `all`, to watch every one and ask no further. `placements`: what is known of the engines here when a driver is
+    or `all`, to watch every one and ask no further; else those of the vendor whom this process's PyTorch is built for.
+    `placements`: what is known of the engines here when a driver is
     opened. `roots`: the processes that vLLM's descend from, by default this one.
     """
-    allowed = dict(environ)  # vLLM changes these variables for a moment when it starts engines
-
-    def choose(vendor: str, listed: Sequence[Listed]) -> list[str]:
-        if devices is None:
-            return visible(allowed, vendor, listed)
-        if devices == EVERY:
-            return [each for gpu in listed for each in [part.id for part in gpu.parts] or [gpu.id]]
-        found = select(devices, listed)
-        if not found and listed:
-            shown = ", ".join(gpu.id for gpu in listed)
-            message = "gpu.devices=%r (VITALS_GPU__DEVICES) stands for no device, so none is sampled; %s has: %s"
-            log_once(logging.WARNING, message, devices, vendor, shown, key="gpu.devices")
-        return found
+    choice = Choice(devices, environ)
 
     def owners(ids: Sequence[str]) -> Mapping[str, Owner]:
         return dict.fromkeys(ids, NOBODY) if devices == EVERY else place(placements(), ids)
 
-    return Sampler(sink, interval, [Fleet(Nvml(Family(roots)), choose, owners)])
+    # Not what is in the machine besides, such as the graphics unit of its processor.
+    wanted = VENDORS if devices == EVERY else vendors()
+    fleets = [Fleet(SOURCES[vendor](Family(roots)), choice, owners) for vendor in wanted]
+    return Sampler(sink, interval, fleets, choice.trouble)

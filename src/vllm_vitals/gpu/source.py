@@ -13,8 +13,20 @@ class DownError(Exception):
     """The library or its driver does not work; the message says why."""
 
 
+class NoDriverError(DownError):
+    """There is no sign of a driver: most likely there are no such GPUs here."""
+
+
 class LostError(Exception):
     """A device does not answer any more; the message says why."""
+
+
+class AbsentError(Exception):
+    """The device, driver or process cannot have a value, now and until the library is opened again."""
+
+
+class TransientError(Exception):
+    """There is no value this time."""
 
 
 class Device(Protocol):

@@ -22,11 +22,15 @@ class Part(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A GPU in the driver's order, with its MIG devices; `id` is `""` when it does not say who it is, `trouble` why."""
+    """A GPU in the driver's order, with its MIG devices; `id` is `""` when it does not say who it is, `trouble` why.
+
+    `alias` is the UUID by which HIP knows it. A partition of one of AMD's GPUs is listed as a GPU: so does HIP count.
+    """
 
     id: str
     parts: tuple[Part, ...] = ()
     trouble: str = ""
+    alias: str = ""
 
 
 def visible(environ: Mapping[str, str], vendor: str, listed: Sequence[Listed]) -> list[str]:
@@ -37,8 +41,9 @@ def visible(environ: Mapping[str, str], vendor: str, listed: Sequence[Listed]) -
     if vendor == NVIDIA:
         return select(environ.get("CUDA_VISIBLE_DEVICES"), listed)
     # ROCR hides devices from HIP, which numbers what is left; HIP takes CUDA's variable where its own is not set.
-    left = select(environ.get("ROCR_VISIBLE_DEVICES"), listed)
-    return select(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")), [Listed(i) for i in left])
+    known = {gpu.id: gpu for gpu in listed}
+    left = [known[each] for each in select(environ.get("ROCR_VISIBLE_DEVICES"), listed)]
+    return select(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")), left)
 
 
 def select(wanted: str | None, listed: Sequence[Listed]) -> list[str]:
@@ -80,5 +85,5 @@ def _by_index(index: int, listed: Sequence[Listed]) -> list[str]:
 def _by_uuid(word: str, kind: str, listed: Sequence[Listed]) -> list[str]:
     """Return every id that begins with a word."""
     if kind == "GPU-":
-        return [gpu.id for gpu in listed if gpu.id.startswith(word)]
+        return [gpu.id for gpu in listed if gpu.id.startswith(word) or gpu.alias.startswith(word)]
     return [part.id for gpu in listed for part in gpu.parts if part.id.startswith(word) or part.alias == word]

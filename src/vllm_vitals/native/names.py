@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, itself, requests
+from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.gpu import GPU
 
 RENAMED = {"finished_reason": "finish_reason", "sleep_state": "state"}
@@ -99,6 +100,8 @@ def why_missing(metric: Metric[Any]) -> str:
     if metric in itself.ITSELF:
         of_plugin = metric.scope is not Scope.PROCESS or metric in OF_HOOKS
         return "the plugin counts it, and does not run in that vLLM" if of_plugin else ""
+    if metric in CONNECTORS:
+        return "vLLM shows it, if at all, under names of each connector's own, such as vllm:nixl_xfer_time_seconds"
     if metric.scope is Scope.CONVENTION:
         return "vLLM's latencies do not tell requests that failed from the others, and have other buckets"
     return UNFIT.get(metric, "vLLM does not export it")

@@ -11,24 +11,10 @@ from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Facts
 from vllm_vitals.vllm.fields import text
+from vllm_vitals.vllm.precision import precisions
+from vllm_vitals.vllm.values import at, whole, word
 
 NAN_CHECKS = ("VLLM_COMPUTE_NANS_IN_LOGITS", "VLLM_RAISE_ON_LOGIT_NANS")
-
-
-def at(config: Any, path: str) -> Any:
-    """Return the attribute at a dotted path, `None` where a release has none."""
-    for name in path.split("."):
-        try:
-            config = getattr(config, name, None)
-        except Exception:  # noqa: BLE001 - a computed property may raise
-            return None
-    return config
-
-
-def whole(config: Any, path: str) -> int | None:
-    """Return the positive whole number at a dotted path, or `None`."""
-    value = at(config, path)
-    return value if type(value) is int and value > 0 else None
 
 
 def model_name(config: Any) -> str:
@@ -59,6 +45,8 @@ def engine_facts(config: Any, engine: str, engines: int, version: str) -> Facts:
         buckets=_custom_buckets(config),
         info=_info(config, version),
         features=frozenset(name for name, on in _features(config).items() if on),
+        gpus=_gpus(config),
+        precisions=precisions(config),
     )
 
 
@@ -67,8 +55,12 @@ def placement(config: Any, engines: Sequence[str]) -> Placement:
     local = at(config, "parallel_config.data_parallel_size_local")
     rank = at(config, "parallel_config.data_parallel_rank_local")
     here = engines[:local] if type(local) is int and local >= 0 else engines
-    devices = whole(config, "parallel_config.world_size") or 1
-    return Placement(model_name(config), tuple(here), devices, rank if type(rank) is int and rank >= 0 else 0)
+    return Placement(model_name(config), tuple(here), _gpus(config), rank if type(rank) is int and rank >= 0 else 0)
+
+
+def _gpus(config: Any) -> int:
+    """Return how many GPUs one engine works on: its ranks of tensor, pipeline and prefill context parallelism."""
+    return whole(config, "parallel_config.world_size") or 1
 
 
 def _kv_cache_tokens(config: Any, engines: int) -> int | None:
@@ -99,6 +91,7 @@ def _features(config: Any) -> dict[str, bool]:
         "cudagraph": bool(at(config, "observability_config.cudagraph_metrics")),
         "mfu": bool(at(config, "observability_config.enable_mfu_metrics")),
         "kv_residency": bool(at(config, "observability_config.kv_cache_metrics")),
+        "kv_connector": bool(at(config, "kv_transfer_config.kv_connector")),
         "kv_consumer": bool(at(config, "kv_transfer_config.is_kv_consumer")),
         "nan_check": any(os.environ.get(name, "0") not in ("", "0") for name in NAN_CHECKS),
         "watermark": at(config, "watermark_config") is not None,
@@ -125,12 +118,8 @@ def _info(config: Any, version: str) -> dict[str, str]:
         "kv_role": "kv_transfer_config.kv_role",
     }
     found = {label: at(config, path) for label, path in paths.items()}
-    info = {label: _word(value) for label, value in found.items() if value is not None}
+    info = {label: word(value) for label, value in found.items() if value is not None}
     return {label: value for label, value in {"vllm_version": version, **info}.items() if label in INFO_LABELS}
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else text(value).removeprefix("torch.")
 
 
 def process_age() -> float:

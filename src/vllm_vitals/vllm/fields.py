@@ -90,6 +90,8 @@ class Fields:
 
     def floats(self, values: Any, field: str) -> "array[float]":
         """Return an iterable of numbers as float64; items that are none are left out."""
+        if type(values) is msgspec.Raw:
+            return self._unpacked(values, field)
         if not self.is_empty(values):
             if type(values) is list and len(values) >= MANY and (quick := quickly(values)) is not None:
                 return quick
@@ -98,6 +100,10 @@ class Fields:
             except BaseException:  # noqa: BLE001 - look at the items one by one
                 return self._each(values, field)
         return array("d")
+
+    def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
+        quick = unpacked(values) if len(values) else None
+        return self.floats(msgspec.msgpack.decode(values), field) if quick is None else quick
 
     def _each(self, values: Any, field: str) -> "array[float]":
         try:
@@ -137,18 +143,33 @@ def quickly(values: list[Any]) -> "array[float] | None":
 
     The encoder of MessagePack walks a list several times faster than an array is filled from one.
     """
-    count = len(values)
-    head = 3 if count < 65536 else 5  # noqa: PLR2004 - bytes that tell how many follow, 16 or more
     try:
         content = _encode(values)
     except BaseException:  # noqa: BLE001 - something that cannot be packed
         return None
-    if len(content) != head + _ITEM.itemsize * count or content[head :: _ITEM.itemsize].count(_FLOAT) != count:
+    return unpacked(content)
+
+
+def unpacked(content: bytes | msgspec.Raw) -> "array[float] | None":
+    """Return a list in MessagePack as an array, `None` when it holds anything but floats, or is none."""
+    view = memoryview(content)
+    head, count = _head(view)
+    size = _ITEM.itemsize
+    if not head or len(view) != head + size * count or bytes(view[head::size]).count(_FLOAT) != count:
         return None
-    items = np.frombuffer(content, dtype=_ITEM, offset=head)
+    items = np.frombuffer(view, dtype=_ITEM, offset=head)
     made = array("d")
     made.frombytes(items["value"].astype(np.float64).tobytes())
     return made
+
+
+def _head(content: memoryview) -> tuple[int, int]:
+    """Return the size of an array's head, 0 of anything else, and how many items follow it."""
+    mark = content[0] if content else 0
+    if mark & 0xF0 == 0x90:  # noqa: PLR2004 - a short array
+        return 1, mark & 0x0F
+    size = {0xDC: 2, 0xDD: 4}.get(mark, 0)
+    return size and 1 + size, int.from_bytes(content[1 : 1 + size], "big")
 
 
 class _Shape:

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from vllm_vitals.feed.tap import Call
-from vllm_vitals.logs import LOGGER
-from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Evictions, Finished, Speculation, Step
+from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Dialect, Evictions, Finished, Speculation, Step
+from vllm_vitals.vllm.connectors import Connectors
 from vllm_vitals.vllm.fields import Complain, Fields, Table, text
 
 REQUEST_NUMBERS = (
@@ -28,7 +28,7 @@ SELDOM = (
     "kv_cache_eviction_events", "cudagraph_stats", "perf_stats", "iteration_details", "kv_connector_stats",
 )  # fmt: skip
 """What only some schedulers report."""
-LOOKUPS = ("queries", "hits")
+LOOKUPS = ("queries", "hits", "preempted_queries", "preempted_hits", "preempted_requests")
 OUTPUTS = ("num_generation_tokens", "num_preempted_reqs", "num_corrupted_reqs")
 WATERMARKS = {
     "num_watermarked_reqs": "watermarked", "num_watermark_skipped_reqs": "skipped",
@@ -44,7 +44,10 @@ PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tok
 
 
 Item = TypeVar("Item")
-MOST_CONNECTORS = 16
+CLOCK_JITTER = 0.01
+"""Seconds by which the host's clock may be steered back while a step is processed."""
+CLOCK_SET = 0.25
+"""Seconds between the host's clock and the monotonic one from which it was set; they are not read at one moment."""
 MOST_ENGINES = 4096
 """The engine indexes below it are believed."""
 
@@ -73,16 +76,29 @@ class Reader:
         self._complain = complain
         self._schedulers = Table(self._fields, ("kv_cache_usage",), QUEUES, (*OFTEN, *SELDOM))
         self._lookups = Table(self._fields, counts=LOOKUPS)
-        self._outputs = Table(
-            self._fields, counts=(*OUTPUTS, *WATERMARKS), others=(*LISTS, "prompt_token_stats", "finished_requests")
-        )
+        others = (*LISTS, "prompt_token_stats", "finished_requests")
+        self._outputs = Table(self._fields, ("iteration_timestamp",), (*OUTPUTS, *WATERMARKS), others)
         self._prompts = Table(self._fields, counts=PROMPT)
         self._requests = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
         self._details = details
         self._pooling = pooling
-        self._connector = connector or "unknown"
-        self._connectors: set[str] = set()
-        """Classes of KV connectors whose stats were passed over."""
+        self._connectors = Connectors(connector, self._fields)
+        self._epoch: float | None = None
+        """That of the latest read."""
+        self._steady = True
+        """Whether it is still the one of the read before."""
+
+    @classmethod
+    def of(cls, dialect: Dialect, complain: Complain) -> "Reader":
+        """Make one for what a serving process tells."""
+        return cls(
+            dialect.model,
+            complain,
+            born=dialect.born,
+            details=dialect.details,
+            pooling=dialect.pooling,
+            connector=dialect.connector,
+        )
 
     def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
@@ -92,6 +108,8 @@ class Reader:
         """
         clocks, schedulers, iterations, multimodals, engines = map(list, zip(*calls, strict=True))
         calls.clear()
+        self._steady = self._epoch is None or abs(epoch - self._epoch) < CLOCK_SET
+        self._epoch = epoch
         steps = [
             Step(self._model, _engine(engine), epoch + clock, clock, clock - self._born)
             for clock, engine in zip(clocks, engines, strict=True)
@@ -156,29 +174,24 @@ class Reader:
             }
         if details is not None:
             self._read_details(step, details)
-        if not fields.is_empty(connector):
-            step.unknown_connectors = self._pass_over(connector)
+        if _says_anything((connector,)):
+            self._read_connectors(step, connector)
 
-    def _pass_over(self, stats: Any) -> tuple[str, ...]:
-        """Return the connector classes, not met before, that stats are of: each has a format of its own."""
+    def _read_connectors(self, step: Step, stats: Any) -> None:
         try:
-            parts = [text(name) for name in stats if str(name).endswith("Connector")]  # of a MultiConnector
-        except BaseException:  # noqa: BLE001 - no mapping
-            parts = []
-        new = tuple(name for name in parts or [self._connector] if name not in self._connectors)[:MOST_CONNECTORS]
-        self._connectors.update(new)
-        for name in new:
-            LOGGER.info("The stats of the KV connector %s are not shown (vitals.connectors.unknown)", name)
-        return new
+            step.connectors, step.unknown_connectors = self._connectors.read(stats)
+        except BaseException as error:  # noqa: BLE001 - no plain data, and it raised
+            self._complain("SchedulerStats.kv_connector_stats", error, "numbers by name")
 
     def _caches(self, stats: Sequence[Any]) -> list[CacheUse]:
         read = zip(stats, self._lookups.read(stats), strict=True)
-        return [self._cache(each, queries or 0, hits or 0) for each, (queries, hits) in read]
+        return [self._cache(each, *(count or 0 for count in counts)) for each, counts in read]
 
-    def _cache(self, stats: Any, queries: int, hits: int) -> CacheUse:
+    def _cache(self, stats: Any, queries: int, hits: int, again: int, still_there: int, new: int) -> CacheUse:
         if hits > queries:
             self._complain(f"{type(stats).__name__}.hits", hits, f"at most its queries ({queries})")
-        return CacheUse(queries, min(hits, queries))
+        # Of each request that comes back the latest token is computed for the first time.
+        return CacheUse(queries, min(hits, queries), max(again - still_there - new, 0))
 
     def _read_external(self, step: Step, stats: Any) -> None:
         (use,) = self._caches([stats])
@@ -250,8 +263,9 @@ class Reader:
 
     def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
         floats = self._floats
-        generated, preempted, corrupted, *watermarks, latencies, firsts, asked, longest, _, _ = row
+        begun, generated, preempted, corrupted, *watermarks, latencies, firsts, asked, longest, _, _ = row
         step.iterated = True
+        step.processing = self._processing(step, begun)
         step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
         if any(watermarks):
             found = zip(WATERMARKS.values(), watermarks, strict=True)
@@ -260,6 +274,11 @@ class Reader:
         step.first_token_latencies = floats(firsts, "IterationStats.time_to_first_tokens_iter")
         step.sequences_asked = floats(asked, "IterationStats.n_params_iter")
         step.longest_outputs = floats(longest, "IterationStats.max_num_generation_tokens_iter")
+
+    def _processing(self, step: Step, begun: float | None) -> float | None:
+        """Return the time since the step's outputs came, `None` where the host's clock may have been set in between."""
+        taken = step.time - (begun or 0.0)
+        return max(taken, 0.0) if self._steady and -CLOCK_JITTER < taken <= step.age else None
 
     def _floats(self, values: Any, field: str) -> "array[float] | None":
         if type(values) is list and not values:  # most lists of most steps

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from vllm_vitals.cli.checks import endpoint, installation, native, otlp, plugins, serve, tls, wire
+from vllm_vitals.cli.checks import endpoint, gpu, installation, native, otlp, plugins, serve, tls, wire
 from vllm_vitals.cli.checks.finding import Finding
 from vllm_vitals.cli.checks.launch import Launch, settings
 
@@ -22,5 +22,6 @@ CHECKS: dict[str, Check] = {
     "wire": wire.wire,
     "native": native.together,
     "native-url": native.url,
+    "gpu": gpu.devices,
     "otlp": otlp.receiver,
 }

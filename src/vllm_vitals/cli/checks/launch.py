@@ -11,6 +11,7 @@ from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
 from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, is_strict, load
 from vllm_vitals.native.download import shown as shown_url
 from vllm_vitals.settings import (
+    GpuSettings,
     NativeSettings,
     OtlpSettings,
     PrometheusSettings,
@@ -73,6 +74,12 @@ class Launch:
         """Return the settings of the fetches of vLLM's own metrics, `None` when they are wrong."""
         settings = self._section("native")
         return settings.native if settings else None
+
+    @property
+    def gpu(self) -> GpuSettings | None:
+        """Return the settings of what samples the GPUs, `None` when they are wrong."""
+        settings = self._section("gpu")
+        return settings.gpu if settings else None
 
     @property
     def sidecar(self) -> Path | None:

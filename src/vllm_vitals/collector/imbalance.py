@@ -1,0 +1,65 @@
+"""How unevenly the engines of a model share its work, where one collector sees several of them."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+WINDOW = 10.0
+"""Seconds over which the work is compared: single steps are uneven by nature."""
+PACE = 1.0
+"""Seconds between two looks at least."""
+
+
+class Load(NamedTuple):
+    """What an engine does at a moment."""
+
+    running: float
+    """Requests in its batch."""
+    tokens: float
+    """Tokens that it has worked on since it started."""
+
+
+class Imbalance:
+    """Compares the engines of each model over the last `WINDOW` seconds."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, deque[tuple[float, Mapping[str, Load]]]] = {}
+        self._latest = float("-inf")
+
+    def due(self, clock: float) -> bool:
+        """Tell whether it is time for another look; `clock`: monotonic seconds."""
+        return clock - self._latest >= PACE
+
+    def look(self, clock: float, loads: Mapping[str, Mapping[str, Load]]) -> Iterator[tuple[str, str, float | None]]:
+        """Take note of the load of each engine of each model; yield the models, what is compared, and the ratio.
+
+        The ratio is that of the busiest engine to the mean: 1 is even, the number of engines is all on one of them.
+        `None`: there is nothing to compare.
+        """
+        self._latest = clock
+        for model in self._models.keys() | loads.keys():
+            engines = loads.get(model, {})
+            looks = self._models.setdefault(model, deque())
+            looks.append((clock, engines))
+            while clock - looks[0][0] > WINDOW:
+                looks.popleft()
+            yield model, "running", _uneven(_mean_running(engines, looks))
+            yield model, "tokens", _uneven(_tokens(engines, looks))
+            if not engines:
+                del self._models[model]
+
+
+def _mean_running(engines: Iterable[str], looks: Sequence[tuple[float, Mapping[str, Load]]]) -> list[float]:
+    return [sum(seen[engine].running for _, seen in looks if engine in seen) / len(looks) for engine in engines]
+
+
+def _tokens(engines: Mapping[str, Load], looks: Sequence[tuple[float, Mapping[str, Load]]]) -> list[float]:
+    """Return the tokens of each engine within the window; one that is new began with what it had."""
+    before = {engine: load.tokens for _, seen in reversed(looks) for engine, load in seen.items()}
+    return [load.tokens - before[engine] for engine, load in engines.items()]
+
+
+def _uneven(values: Sequence[float]) -> float | None:
+    if len(values) < 2 or sum(values) <= 0:  # noqa: PLR2004 - one engine is not uneven
+        return None
+    return max(values) * len(values) / sum(values)
