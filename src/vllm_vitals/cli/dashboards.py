@@ -1,0 +1,46 @@
+"""`vllm-vitals dashboards`: Grafana's dashboards as files."""
+
+import json
+import sys
+from pathlib import Path
+
+import typer
+
+from vllm_vitals.promql import Histograms, Source
+
+FAILED = 1
+
+
+def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, histograms: Histograms) -> int:
+    """Write a file for each board, and say which; return the exit code."""
+    try:
+        from vllm_vitals.boards import Options, build  # noqa: PLC0415
+    except ImportError as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        typer.echo(
+            f"vllm-vitals dashboards: {error}. It needs grafana-foundation-sdk, on Python 3.11 or newer (this is {version}): "
+            "pip install 'vllm-vitals[dashboards]'",
+            err=True,
+        )
+        return FAILED
+    try:
+        boards = build(Options(source, datasource, uid_prefix, histograms))
+    except ValueError as error:
+        typer.echo(f"vllm-vitals dashboards: {error}", err=True)
+        return FAILED
+    directory = out or Path("dashboards", *(["native"] * (source == "native")))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, board in boards.items():
+            path = directory / f"{name}.json"
+            path.write_text(text(board), encoding="utf-8")
+            typer.echo(path)
+    except OSError as error:
+        typer.echo(f"vllm-vitals dashboards: cannot write to {directory}: {error}", err=True)
+        return FAILED
+    return 0
+
+
+def text(board: dict[str, object]) -> str:
+    """Return a board as the text of its file."""
+    return json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
