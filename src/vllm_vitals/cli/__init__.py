@@ -1,6 +1,7 @@
 """The `vllm-vitals` command. What a command needs is imported when it runs, so that `--help` is quick."""
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,20 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- COMMAND", help="The command line that vLLM will be started with: -- vllm serve MODEL ...", show_default=False),
 ]  # fmt: skip
+
+
+class SourceName(str, Enum):
+    """Whose metrics the dashboards show."""
+
+    VITALS = "vitals"
+    NATIVE = "native"
+
+
+class HistogramName(str, Enum):
+    """How histograms are stored that the dashboards show."""
+
+    EXPLICIT = "explicit"
+    EXPONENTIAL = "exponential"
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer's callback convention
@@ -102,6 +117,70 @@ def run_sidecar(
     from vllm_vitals.cli import sidecar  # noqa: PLC0415
 
     raise typer.Exit(sidecar.run(socket, native_url))
+
+
+@app.command("dashboards")
+def write_dashboards(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the files; dashboards, or dashboards/native, by default.", show_default=False),
+    ] = None,
+    datasource: Annotated[
+        str, typer.Option(help="uid of the Prometheus data source to begin with; Grafana's default without.")
+    ] = "",
+    uid_prefix: Annotated[
+        str,
+        typer.Option(help="What the uids of the dashboards begin with, for more than one set of them in a Grafana."),
+    ] = "vllm-vitals",
+    source: Annotated[
+        SourceName, typer.Option(help="vitals: this plugin's metrics. native: vLLM's own, where no plugin can load.")
+    ] = SourceName.VITALS,
+    histograms: Annotated[
+        HistogramName,
+        typer.Option(
+            help="exponential: as the setting otlp.histograms=exponential leaves them in a Prometheus (native histograms)."
+        ),
+    ] = HistogramName.EXPLICIT,
+) -> None:
+    """Write Grafana's dashboards as JSON files, to be provisioned or imported. Needs the extra `dashboards`."""
+    from vllm_vitals.cli import dashboards  # noqa: PLC0415
+
+    raise typer.Exit(dashboards.write(out, source.value, datasource, uid_prefix, histograms.value))
+
+
+@app.command("rules")
+def print_rules(
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a file for each group of rules here.", show_default=False)
+    ] = None,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Print all of them as one file.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML with other thresholds, windows, labels or severities.", show_default=False)
+    ] = None,
+    markdown: Markdown = False,
+) -> None:
+    """Make recording rules and alerts for Prometheus: docs/alerts.md tells what they mean and what can be set.
+
+    Exit code 2 when the configuration is wrong.
+    """
+    from vllm_vitals.cli import rules, rules_page  # noqa: PLC0415
+
+    if [out is not None, stdout, markdown].count(True) != 1:
+        raise typer.BadParameter("one of --out, --stdout and --markdown must be given")
+    if markdown:
+        _page(rules_page.page())
+        return
+    try:
+        chosen = rules.configuration(config)
+    except rules.RulesConfigError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(2) from error
+    if out is None:
+        _page(rules.as_text(chosen))
+        return
+    for path in rules.write(chosen, out):
+        typer.echo(path)
 
 
 def _one_of(*, json: bool, markdown: bool) -> None:

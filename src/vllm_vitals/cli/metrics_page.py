@@ -12,6 +12,7 @@ FEATURES = {
     "cudagraph": "--cudagraph-metrics",
     "mfu": "--enable-mfu-metrics",
     "kv_residency": "--kv-cache-metrics",
+    "kv_connector": "--kv-transfer-config (kv_connector)",
     "kv_consumer": "--kv-transfer-config (kv_role kv_consumer or kv_both)",
     "nan_check": "VLLM_COMPUTE_NANS_IN_LOGITS=1",
     "watermark": "--watermark-config",
@@ -19,11 +20,21 @@ FEATURES = {
     "speculation": "--speculative-config",
 }
 """The `vllm serve` option or the environment variable by `Metric.needs`."""
-TITLES = {"lora": "LoRA", "gpu": "GPUs", "slo": "SLOs", "itself": "The plugin itself"}
+TITLES = {
+    "lora": "LoRA",
+    "connectors": "KV connectors",
+    "cost": "Cost and energy",
+    "gpu": "GPUs",
+    "slo": "SLOs",
+    "itself": "The plugin itself",
+}
 ABOUT = {
     "engine": "What an engine was started with, what it holds right now, whether it sleeps.",
     "requests": "Requests, and how long each part of them took.",
     "cache": "The KV cache, the prefix cache and the multimodal processor's cache.",
+    "connectors": "What [KV connectors](connectors.md) report of the KV cache that they move between engines, or to and from "
+    "what is kept outside the GPU. There are no series before a connector has reported something.",
+    "cost": "What engines take of GPUs, energy and money, to be set against what they give: [Cost](cost.md) has the ratios.",
     "conventions": "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). "
     "`gen_ai.enabled=false` leaves them out.",
     "gpu": "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) "

@@ -1,0 +1,1 @@
+"""Rules, as Prometheus itself evaluates them."""

@@ -1,0 +1,84 @@
+"""Every alert, evaluated by promtool on series that it must fire on and on series that it must not."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.rules.fleet import healthy
+from tests.rules.promtool import Fires, Scenario, names, played, run
+from tests.rules.scenarios import SCENARIOS
+from vllm_vitals.catalog import CATALOG
+from vllm_vitals.native.names import NAMES
+from vllm_vitals.rules import RulesConfig, build
+from vllm_vitals.rules.rule import Alert
+
+SECTIONS = {
+    rule.name: section
+    for section, groups in build(RulesConfig()).items()
+    for group in groups
+    for rule in group.rules
+    if isinstance(rule, Alert)
+}
+BY_ALERT: dict[str, list[Scenario]] = defaultdict(list)
+for each in SCENARIOS:
+    BY_ALERT[each.alert].append(each)
+
+UNEVENTFUL = {
+    "a healthy fleet": healthy(0) | healthy(1) | healthy(2, 0) | healthy(2, 1),
+    "an idle fleet": {
+        name: values
+        for place in (0, 1)
+        for name, values in healthy(
+            place, running="0x600", tokens="500x600", stop="9x600", abort="0x600", saturation="0x600", usage="0x600", age="0+60x600"
+        ).items()
+    },
+    "scaled to zero": {name: f"{values.partition('x')[0]}x30 stale" for name, values in healthy(0).items()},
+    "nothing": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: f"{scenario.alert}: {scenario.title}")
+def test_it_fires_when_it_should_and_only_then(scenario: Scenario, tmp_path: Path) -> None:
+    sections = (SECTIONS[scenario.alert],)
+    assert run([played(scenario)], tmp_path, scenario.config, interval=scenario.interval, sections=sections) == ""
+
+
+@pytest.mark.parametrize("title", UNEVENTFUL)
+def test_nothing_fires_on(title: str, tmp_path: Path) -> None:
+    silent = {at: [] for at in ("3m", "20m", "40m", "5h", "9h")}
+    tests = [played(Scenario(alert, title, UNEVENTFUL[title], silent)) for alert in SECTIONS]
+    merged = {**tests[0], "alert_rule_test": [each for test in tests for each in test["alert_rule_test"]]}
+    assert run([merged], tmp_path, RulesConfig()) == ""
+
+
+@pytest.mark.parametrize("alert", SECTIONS)
+def test_there_are_scenarios_for(alert: str) -> None:
+    assert any(each.fires for each in BY_ALERT[alert])
+    assert any(not each.fires for each in BY_ALERT[alert])
+
+
+def test_no_scenario_is_of_an_alert_that_there_is_not() -> None:
+    assert set(BY_ALERT) == set(SECTIONS)
+
+
+def test_scenarios_are_of_series_that_there_are() -> None:
+    """One of a name that is wrong would be silent whatever the rule."""
+    known = {metric.prometheus for metric in CATALOG} | NAMES | {"up"}
+    assert {name for each in SCENARIOS for name in names(each.series)} <= known
+
+
+@pytest.mark.parametrize("spoil", ["labels", "summary", "silence", "firing"])
+def test_a_wrong_expectation_is_found(spoil: str, tmp_path: Path) -> None:
+    """The same check fails when what is expected is not what happens."""
+    firing = next(each for each in SCENARIOS if each.alert == "VllmEngineGone" and each.fires)
+    at, (expected,) = next((at, fires) for at, fires in firing.at.items() if fires)
+    wrong = {
+        "labels": [Fires({**expected.labels, "engine": "7"}, expected.summary)],
+        "summary": [Fires(expected.labels, expected.summary + "!")],
+        "silence": [],
+    }
+    played_wrong = Scenario(firing.alert, "wrong", firing.series, {at: wrong.get(spoil, [expected])})
+    if spoil == "firing":
+        played_wrong = Scenario(firing.alert, "wrong", healthy(), {at: [expected]})
+    assert "FAILED" in run([played(played_wrong)], tmp_path, RulesConfig())
