@@ -1,0 +1,1 @@
+"""The chart, rendered by real Helms."""
