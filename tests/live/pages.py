@@ -5,7 +5,11 @@ from collections.abc import Callable, Iterator
 
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
+from vllm_vitals.catalog.cost import COST, ENERGY, GPU_TIME
+from vllm_vitals.catalog.engine import LIMITED
 
+TIMED = {LIMITED, GPU_TIME, COST, ENERGY}
+"""Counters that go on while nothing happens."""
 LATE = 2.5
 """Seconds after which everything is counted: who hung up only shows a second after the engine is idle."""
 

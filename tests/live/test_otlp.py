@@ -12,16 +12,15 @@ import pytest
 
 from tests.live.collector import Rotel, Sink
 from tests.live.conftest import put_load
-from tests.live.pages import eventually, settled
+from tests.live.pages import TIMED, eventually, settled
 from tests.live.server import VllmServer, free_port
 from tests.parity import Samples, value
 from vllm_vitals.catalog import CATALOG, itself
-from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.settings import OtlpSettings
 
 KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
 CASES = [("grpc", "cumulative", "explicit"), ("http/protobuf", "delta", "exponential")]
-MOVING = {metric.name for metric in (*itself.ITSELF, LIMITED)}
+MOVING = {metric.name for metric in (*itself.ITSELF, *TIMED)}
 """Metrics that move while nothing happens: those on the exports themselves."""
 SLACK = 3.0
 """Seconds by which two ends of vLLM may differ by themselves."""

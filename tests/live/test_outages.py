@@ -28,7 +28,7 @@ import pytest
 from tests.live.collector import Rotel, Sink, Totals
 from tests.live.conftest import put_load
 from tests.live.load import LoadReport, run_until_cancelled
-from tests.live.pages import eventually, settled
+from tests.live.pages import TIMED, eventually, settled
 from tests.live.receivers import (
     Authority,
     Front,
@@ -58,7 +58,6 @@ from tests.unit.otlp import (
     metrics,
 )
 from vllm_vitals.catalog import CATALOG, itself
-from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.settings import OtlpSettings
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,7 +70,7 @@ PACE = {"OTEL_METRIC_EXPORT_INTERVAL": f"{INTERVAL * 1000:g}", "OTEL_EXPORTER_OT
 SLACK = 3.0
 """Seconds by which two ends of vLLM may differ by themselves."""
 CALM = "good"
-MOVING = {itself.EXPORTS, itself.EXPORT_DURATION, LIMITED}
+MOVING = {itself.EXPORTS, itself.EXPORT_DURATION, *TIMED}
 """What moves while nothing happens: pushes and scrapes are counted, and so is time."""
 RETRY_AFTER = {"Retry-After": str(ASKED)}
 

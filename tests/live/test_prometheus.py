@@ -24,12 +24,12 @@ scrape_configs:
 
 
 class Prometheus:
-    """A Prometheus server that scrapes one port."""
+    """A Prometheus server that scrapes one port, or what a configuration says."""
 
-    def __init__(self, home: Path, target: int) -> None:
+    def __init__(self, home: Path, target: int, config: str = CONFIG) -> None:
         binary, _ = prometheus_tools()
         self.port = free_port()
-        (home / "prometheus.yml").write_text(CONFIG.format(port=target))
+        (home / "prometheus.yml").write_text(config.format(port=target))
         self.process = subprocess.Popen(
             [
                 binary, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",

@@ -1,8 +1,11 @@
 """Several API servers, several engines: one page, one identity, and together they say what the client counted."""
 
+import asyncio
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.live.collector import Sink
@@ -112,3 +115,49 @@ def test_the_page_follows_within_seconds(deployment: Deployment) -> None:
         return value(parse(deployment.server.vitals_text()), "vllm_requests_finished_total") == before + finished
 
     assert eventually(there, 5)
+
+
+async def work_on(server: VllmServer, rank: int, until: asyncio.Event) -> None:
+    """Let one engine alone have eight requests at a time."""
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 100, "ignore_eos": True}
+        while not until.is_set():
+            async with session.post(
+                "/v1/completions", json=body, headers={"X-data-parallel-rank": str(rank)}
+            ) as answer:
+                assert answer.status == 200
+                await answer.read()
+
+    async with aiohttp.ClientSession(server.url) as session:
+        await asyncio.gather(*(ask(session) for _ in range(8)))
+
+
+def test_how_unevenly_engines_work_is_shown_while_they_do(deployment: Deployment) -> None:
+    server = deployment.server
+
+    def shown() -> dict[str, float]:
+        page = parse(server.vitals_text())
+        return {of: value(page, "vllm_engine_imbalance_ratio", of=of) for of in ("running", "tokens")}
+
+    assert eventually(lambda: all(map(math.isnan, shown().values())), 20), shown()  # nothing has worked of late
+    seen: list[dict[str, float]] = []
+
+    def one_sided() -> bool:
+        seen.append(shown())
+        return set(seen[-1].values()) == {2.0}
+
+    async def load() -> bool:
+        ended = asyncio.Event()
+        working = asyncio.create_task(work_on(server, deployment.engines - 1, ended))
+        found = await asyncio.to_thread(eventually, one_sided, 8.0)
+        ended.set()
+        await working
+        return found
+
+    # All on one of two is twice the mean; of one engine there is nothing to compare.
+    assert asyncio.run(load()) == (deployment.engines == 2), seen
+    numbers = [number for each in seen for number in each.values() if not math.isnan(number)]
+    assert bool(numbers) == (deployment.engines == 2)
+    assert all(number == 2.0 for number in numbers), seen
+    assert eventually(lambda: all(map(math.isnan, shown().values())), 20), shown()
