@@ -24,6 +24,12 @@ bench: ## Measure the cost to serving, side by side with what there is.
 docs: $(NOX) ## Write the generated pages anew.
 	.venv/bin/vllm-vitals metrics --markdown > docs/metrics.md
 	.venv/bin/vllm-vitals settings --markdown > docs/settings.md
+	.venv/bin/vllm-vitals rules --markdown > docs/alerts.md
+	.venv/bin/vllm-vitals rules --out deploy/prometheus/rules
+	.venv/bin/vllm-vitals dashboards
+	.venv/bin/vllm-vitals dashboards --source native
+	.venv/bin/python -m helm.generate
+	$(NOX) -s helm -- --rewrite -k "golden or plain"
 
 clean: ## Remove every environment and cache.
 	rm -rf .venv .venv-vllm .nox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -32,5 +38,5 @@ clean: ## Remove every environment and cache.
 $(NOX): pyproject.toml
 	if $(PYTHON) -c "import ensurepip" 2>/dev/null; then $(PYTHON) -m venv .venv; else \
 		$(PYTHON) -m venv --without-pip .venv && .venv/bin/python -c "$(GET_PIP)"; fi
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable . nox
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dashboards]" nox
 	touch $(NOX)

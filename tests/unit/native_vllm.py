@@ -1,7 +1,9 @@
-"""vLLM's own metrics as the releases declare them, made with the real `prometheus_client`."""
+"""vLLM's own metrics as the releases declare them (`vllm_metrics.json`), made with the real `prometheus_client`."""
 
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,66 +13,34 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 ENGINE = ("model_name", "engine")
-NEVER = (99,)
+KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("vllm_metrics.json").read_text())
+
+Release = tuple[int, ...]
+
+
+def parsed(release: str) -> Release:
+    return tuple(map(int, release.split(".")))
 
 
 class Declared(NamedTuple):
-    """A metric of vLLM's, from its first release to before the one that lacks it."""
+    """A metric of vLLM's, and the first and last release that have it."""
 
     kind: type
-    labels: tuple[str, ...] = ENGINE
-    since: tuple[int, ...] = (0, 11, 0)
-    until: tuple[int, ...] = NEVER
+    labels: tuple[str, ...]
+    since: Release
+    until: Release
+
+    def exists(self, release: Release) -> bool:
+        """Tell whether a release has it, which must be one that was read."""
+        assert release in RELEASES
+        return self.since <= release <= self.until
 
 
-ALWAYS_COUNTED = (
-    "prompt_tokens", "generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits",
-    "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
-)  # fmt: skip
-SINCE_0_11_1 = (
-    "external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits",
-    "corrupted_requests",
-)  # fmt: skip
-SINCE_0_17 = (
-    "estimated_flops_per_gpu_total", "estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total",
-)  # fmt: skip
-ALWAYS_OBSERVED = (
-    "e2e_request_latency_seconds", "inter_token_latency_seconds", "iteration_tokens_total",
-    "request_decode_time_seconds", "request_generation_tokens", "request_inference_time_seconds",
-    "request_max_num_generation_tokens", "request_params_max_tokens", "request_params_n",
-    "request_prefill_time_seconds", "request_prompt_tokens", "request_queue_time_seconds",
-    "request_time_per_output_token_seconds", "time_to_first_token_seconds",
-)  # fmt: skip
-RESIDENCY = ("kv_block_idle_before_evict_seconds", "kv_block_lifetime_seconds", "kv_block_reuse_gap_seconds")
-CONFIG = ("block_size", "cache_dtype", "engine", "num_gpu_blocks")
-ADAPTERS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
-
+RELEASES: list[Release] = [parsed(release) for release in KNOWN["releases"]]
 DECLARED: dict[str, Declared] = {
-    **{name: Declared(Gauge) for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")},
-    **{name: Declared(Counter) for name in ALWAYS_COUNTED},
-    **{name: Declared(Counter, since=(0, 11, 1)) for name in SINCE_0_11_1},
-    **{name: Declared(Counter, since=(0, 17)) for name in SINCE_0_17},
-    **{name: Declared(Histogram) for name in ALWAYS_OBSERVED},
-    **{name: Declared(Histogram, since=(0, 12)) for name in RESIDENCY},
-    "gpu_cache_usage_perc": Declared(Gauge, until=(0, 12)),
-    "gpu_prefix_cache_queries": Declared(Counter, until=(0, 12)),
-    "gpu_prefix_cache_hits": Declared(Counter, until=(0, 12)),
-    "time_per_output_token_seconds": Declared(Histogram, until=(0, 15)),
-    "prompt_tokens_recomputed": Declared(Counter, since=(0, 16), until=(0, 20)),
-    "prompt_tokens_cached": Declared(Counter, since=(0, 16)),
-    "prompt_tokens_by_source": Declared(Counter, (*ENGINE, "source"), (0, 16)),
-    "prompt_tokens_cached_by_source": Declared(Counter, (*ENGINE, "source"), (0, 32)),
-    "request_success": Declared(Counter, (*ENGINE, "finished_reason")),
-    "spec_decode_num_accepted_tokens_per_pos": Declared(Counter, (*ENGINE, "position")),
-    "admission_rejections": Declared(Counter, ("model_name", "reason"), (0, 32)),
-    "watermark_requests": Declared(Counter, (*ENGINE, "status"), (0, 32)),
-    "num_requests_waiting_by_reason": Declared(Gauge, (*ENGINE, "reason"), (0, 20)),
-    "num_requests_kv_fetch_by_stage": Declared(Gauge, (*ENGINE, "stage"), (0, 32)),
-    "engine_sleep_state": Declared(Gauge, (*ENGINE, "sleep_state"), (0, 11, 1)),
-    "request_prefill_kv_computed_tokens": Declared(Histogram, since=(0, 13)),
-    "request_num_preemptions": Declared(Histogram, since=(0, 30)),
-    "cache_config_info": Declared(Gauge, CONFIG),
-    "lora_requests_info": Declared(Gauge, ADAPTERS),
+    name: Declared(KINDS[kind], tuple(labels), parsed(since), parsed(until))
+    for name, (kind, since, until, labels) in KNOWN["metrics"].items()
 }
 
 
@@ -101,7 +71,7 @@ class Vllm:
         self.metrics: dict[str, Any] = {
             name: self._make(f"vllm:{name}", declared, buckets)
             for name, declared in DECLARED.items()
-            if declared.since <= release < declared.until
+            if declared.exists(release)
         }
 
     def _make(self, name: str, declared: Declared, buckets: tuple[float, ...]) -> Any:

@@ -8,71 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from tests.unit.native_vllm import DECLARED, KINDS
 from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Histogram, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES
 from vllm_vitals.catalog.cache import FREE_SEQUENCES, TIME_TO_FULL
-from vllm_vitals.catalog.engine import SATURATION
+from vllm_vitals.catalog.connectors import USAGE
+from vllm_vitals.catalog.engine import MEMORY_TRAFFIC_UTILIZATION, MFU, SATURATION
 from vllm_vitals.catalog.metric import reader
-from vllm_vitals.catalog.names import UNITS
+from vllm_vitals.catalog.names import PER, UNITS
 from vllm_vitals.columns import Requests
 from vllm_vitals.gpu.sample import Sample
 from vllm_vitals.step import Facts, Finished, Health, Rejection, Sleep, Step
 from vllm_vitals.vllm.facts import _features
 
-# Every `vllm:` metric of vLLM 0.11.0 to 0.33.0, as it is named in vLLM's source (without the prefix).
-COUNTERS = """
-    admission_rejections corrupted_requests diffusion_num_canvas_positions diffusion_num_committed_tokens
-    diffusion_num_denoising_steps estimated_flops_per_gpu_total estimated_read_bytes_per_gpu_total
-    estimated_write_bytes_per_gpu_total external_prefix_cache_hits external_prefix_cache_queries
-    generation_tokens gpu_prefix_cache_hits gpu_prefix_cache_queries hf3fs_num_failed_load hf3fs_num_failed_save
-    hisparse_cache_hits hisparse_cache_misses hisparse_host_to_device_bytes kv_offload_allocation_failure
-    kv_offload_load_bytes kv_offload_load_time kv_offload_store_bytes kv_offload_store_time
-    kv_offload_stores_skipped kv_offload_tiering_backpressure_blocks_dropped
-    kv_offload_tiering_backpressure_stores_dropped kv_offload_tiering_cascade_job_failures
-    kv_offload_tiering_chunk_hits kv_offload_tiering_chunk_queries
-    kv_offload_tiering_promotion_allocation_failures kv_offload_tiering_promotion_job_failures
-    kv_offload_tiering_read_bytes kv_offload_tiering_read_time kv_offload_tiering_write_bytes
-    kv_offload_tiering_write_time kv_offload_total_bytes kv_offload_total_time mm_cache_hits mm_cache_queries
-    mooncake_num_failed_recvs mooncake_num_failed_transfers mooncake_num_kv_expired_reqs
-    mooncake_store_operation_bytes_total mooncake_store_operation_failed_keys_total
-    mooncake_store_operation_keys_total mooncake_store_operation_total nixl_num_failed_notifications
-    nixl_num_failed_transfers nixl_num_kv_expired_reqs nixl_num_notifications_after_expiry num_preemptions
-    prefix_cache_hits prefix_cache_queries prompt_tokens prompt_tokens_by_source prompt_tokens_cached
-    prompt_tokens_cached_by_source prompt_tokens_recomputed request_success simple_kv_offload_load_blocks_total
-    simple_kv_offload_save_outcomes_total spec_decode_num_accepted_tokens
-    spec_decode_num_accepted_tokens_per_pos spec_decode_num_draft_tokens spec_decode_num_drafts
-    tool_call_parser_invocations_total umbp_transfer_bytes_total umbp_transfer_completed_total
-    umbp_transfer_failed_total umbp_transfer_submitted_total watermark_requests websocket_connections_total
-"""
-GAUGES = """
-    cache_config_info engine_sleep_state gpu_cache_usage_perc hisparse_host_cache_usage_perc
-    hisparse_pending_page_transfers kv_cache_usage_perc kv_offload_config_info
-    kv_offload_cpu_cache_read_usage_perc kv_offload_cpu_cache_usage_perc kv_offload_cpu_cache_write_usage_perc
-    kv_offload_tiering_active_cascade_jobs kv_offload_tiering_active_promotion_jobs
-    kv_offload_tiering_backpressure_store_latency_ema kv_offload_tiering_primary_read_usage_perc
-    kv_offload_tiering_primary_write_usage_perc lora_requests_info num_requests_kv_fetch_by_stage
-    num_requests_running num_requests_waiting num_requests_waiting_by_reason
-    rl_weight_update_operations_in_flight simple_kv_offload_info simple_kv_offload_pending_store_blocks
-    simple_kv_offload_used_blocks sleep_mode_operations_in_flight websocket_connections_active
-"""
-HISTOGRAMS = """
-    e2e_request_latency_seconds hf3fs_load_duration_seconds hf3fs_save_duration_seconds
-    hisparse_host_block_idle_before_evict_seconds hisparse_host_block_lifetime_seconds
-    hisparse_host_block_reuse_gap_seconds inter_token_latency_seconds iteration_tokens_total
-    kv_block_idle_before_evict_seconds kv_block_lifetime_seconds kv_block_reuse_gap_seconds
-    kv_offload_cpu_allocation_size kv_offload_load_size kv_offload_lookup_async_delay_seconds
-    kv_offload_lookup_sync_delay_seconds kv_offload_size kv_offload_store_size
-    kv_offload_tiering_lookup_async_delay_seconds kv_offload_tiering_lookup_sync_delay_seconds
-    kv_offload_tiering_promotion_latency_seconds mooncake_bytes_transferred mooncake_num_descriptors
-    mooncake_store_operation_time_seconds mooncake_xfer_time_seconds nixl_bytes_transferred nixl_num_descriptors
-    nixl_post_time_seconds nixl_xfer_time_seconds request_decode_time_seconds request_generation_tokens
-    request_inference_time_seconds request_max_num_generation_tokens request_num_preemptions
-    request_params_max_tokens request_params_n request_prefill_kv_computed_tokens request_prefill_time_seconds
-    request_prompt_tokens request_queue_time_seconds request_time_per_output_token_seconds
-    rl_weight_update_operation_duration_seconds sleep_mode_operation_duration_seconds
-    time_per_output_token_seconds time_to_first_token_seconds websocket_connection_duration_seconds
-"""
-VLLM_COUNTERS, VLLM_GAUGES, VLLM_HISTOGRAMS = (names.split() for names in (COUNTERS, GAUGES, HISTOGRAMS))
+VLLM_COUNTERS, VLLM_GAUGES, VLLM_HISTOGRAMS = (
+    [name for name, declared in DECLARED.items() if declared.kind is kind] for kind in KINDS.values()
+)
+"""Every metric of vLLM 0.11.0 to 0.33.0, as it is named in vLLM's source (without the prefix)."""
 
 EMPTY = {
     Step: Step("m", "0", 1.0, 1.0, 1.0), Finished: Requests([Finished("stop", duration=0.0)]), Facts: Facts("m", "0"), Health: Health(),
@@ -144,7 +96,11 @@ def test_prometheus_names_tell_kind_and_unit() -> None:
 
 
 def test_units_are_those_that_translate() -> None:
-    assert not broken(lambda m: m.unit in {"", "1", *UNITS} or bool(re.fullmatch(r"\{[a-z_]+\}", m.unit)))
+    def translates(unit: str) -> bool:
+        main, _, per = unit.partition("/")
+        return per in {"", *PER} and (main in {"", "1", *UNITS} or bool(re.fullmatch(r"\{[a-z_]+\}", main)))
+
+    assert not broken(lambda m: translates(m.unit))
 
 
 def test_helps_are_sentences() -> None:
@@ -220,7 +176,14 @@ def test_ceilings_can_be_read() -> None:
 
 def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
     gauges = [metric for metric in CATALOG if isinstance(metric, Gauge)]
-    kept = (FREE_SEQUENCES, TIME_TO_FULL, SATURATION)  # by the collector, which makes them of steps
+    kept = (
+        FREE_SEQUENCES,
+        TIME_TO_FULL,
+        SATURATION,
+        MFU,
+        MEMORY_TRAFFIC_UTILIZATION,
+        USAGE,
+    )  # by the collector, of steps
     assert not broken(lambda m: m.momentary == (m.of is Step or m in kept), gauges)
 
 

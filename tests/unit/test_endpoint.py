@@ -529,6 +529,32 @@ def test_localhost_is_reached_by_either_address(serve: Callable[..., Endpoint]) 
             assert client.getresponse().status == 200
 
 
+@pytest.mark.parametrize(
+    ("level", "told", "addresses"),
+    [
+        ("WARNING", "127.0.0.2 as well: [Errno 98] Address already in use. A scraper that", (HOST, "127.0.0.2")),
+        ("INFO", "192.0.2.1 as well: [Errno 99] Cannot assign requested address", (HOST, "192.0.2.1")),
+    ],
+)
+def test_a_second_address_that_cannot_be_had_is_told_once(
+    serve: Callable[..., Endpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    level: str,
+    told: str,
+    addresses: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(prometheus, "addresses", lambda _: list(addresses))
+    with caplog.at_level(logging.INFO), socket.socket() as holder:
+        holder.bind(("127.0.0.2", port := free_port()))
+        holder.listen()
+        endpoint = serve(port=port).up()
+        assert endpoint.ask("/healthz")[0] == 200
+    (record,) = [record for record in caplog.records if "but not on" in record.getMessage()]
+    assert record.levelname == level
+    assert f"it listens on {HOST} port {port}, but not on {told}" in record.getMessage()
+
+
 def test_a_stopped_exporter_frees_its_port(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
     port = endpoint.port
@@ -635,6 +661,135 @@ def test_a_tls_client_that_says_nothing_blocks_no_other(
         start = time.monotonic()
         assert endpoint.ask(tls=trusting(authority))[0] == 200
         assert time.monotonic() - start < prometheus.SLOWEST_CLIENT / 2
+
+
+class Rotated:
+    """A directory in which certificates are put in place as a mounted secret is: all files at once, by a link."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._versions = 0
+
+    def put(self, certificate: trustme.LeafCert, authority: trustme.CA) -> None:
+        self._versions += 1
+        fresh = self._directory / f"version-{self._versions}"
+        fresh.mkdir()
+        (fresh / "tls.crt").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        (fresh / "tls.key").write_bytes(certificate.private_key_pem.bytes())
+        authority.cert_pem.write_to_path(fresh / "ca.crt")
+        link = self._directory / "link"
+        link.symlink_to(fresh)
+        link.rename(self._directory / "now")
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Replace one file, at once."""
+        fresh = self._directory / "fresh"
+        fresh.write_bytes(content)
+        fresh.rename(self.path(name))
+
+    def files(self) -> dict[str, Path]:
+        return {"tls_cert": self.path("tls.crt"), "tls_key": self.path("tls.key")}
+
+    def path(self, name: str) -> Path:
+        return self._directory / "now" / name
+
+
+@pytest.fixture
+def rotated(tmp_path: Path, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Rotated:
+    """Give certificates that are replaced, and look often whether they were."""
+    monkeypatch.setattr(prometheus, "LOOK", 0.05)
+    made = Rotated(tmp_path)
+    made.put(authority.issue_cert(HOST), authority)
+    return made
+
+
+def served(endpoint: Endpoint) -> bytes:
+    """Return the certificate that a client is shown."""
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((HOST, endpoint.port), timeout=10))
+
+
+def first(certificate: trustme.LeafCert) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(certificate.cert_chain_pems[0].bytes().decode())
+
+
+def told_of_files(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    return [(level, line) for level, line in lines if "TLS files" in line]
+
+
+def test_a_certificate_that_is_replaced_is_used(
+    serve: Callable[..., Endpoint], authority: trustme.CA, rotated: Rotated, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = serve(**rotated.files()).up()
+    before, after = served(endpoint), authority.issue_cert(HOST)
+    with caplog.at_level(logging.INFO), socket.create_connection((HOST, endpoint.port), timeout=10) as plain:
+        with trusting(authority).wrap_socket(plain, server_hostname=HOST) as early:
+            rotated.put(after, authority)
+            wait_until(lambda: served(endpoint) != before)
+            early.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert read_all(early).startswith(b"HTTP/1.0 200")
+        assert served(endpoint) == first(after)
+        assert endpoint.ask(tls=trusting(authority))[0] == 200
+    ((level, line),) = told_of_files(caplog)
+    assert (level, str(rotated.path("tls.crt")) in line) == ("INFO", True)
+
+
+def test_files_that_do_not_fit_change_nothing_until_they_do(
+    serve: Callable[..., Endpoint], authority: trustme.CA, rotated: Rotated, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = serve(**rotated.files()).up()
+    before, after = served(endpoint), authority.issue_cert(HOST)
+    with caplog.at_level(logging.INFO):
+        rotated.replace("tls.crt", b"".join(blob.bytes() for blob in after.cert_chain_pems))
+        wait_until(lambda: told_of_files(caplog))
+        time.sleep(0.3)
+        assert served(endpoint) == before
+        rotated.replace("tls.key", after.private_key_pem.bytes())
+        wait_until(lambda: served(endpoint) == first(after))
+    levels = [level for level, _ in told_of_files(caplog)]
+    assert levels == ["ERROR", "INFO"]
+    assert "KEY_VALUES_MISMATCH" in told_of_files(caplog)[0][1]
+
+
+ENCRYPTED = b"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-256-CBC,00\n"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no key", ENCRYPTED])
+def test_a_key_that_is_gone_or_is_none_changes_nothing(
+    serve: Callable[..., Endpoint], rotated: Rotated, caplog: pytest.LogCaptureFixture, content: bytes | None
+) -> None:
+    endpoint = serve(**rotated.files()).up()
+    before = served(endpoint)
+    if content is None:
+        rotated.path("tls.key").unlink()
+    else:
+        rotated.replace("tls.key", content)
+    wait_until(lambda: told_of_files(caplog))
+    time.sleep(0.3)
+    ((level, line),) = told_of_files(caplog)
+    assert (level, str(rotated.path("tls.key")) in line) == ("ERROR", True)
+    assert served(endpoint) == before
+
+
+def test_the_authority_of_clients_is_replaced_too(
+    serve: Callable[..., Endpoint], authority: trustme.CA, rotated: Rotated
+) -> None:
+    """What the former one signed counts no more."""
+    endpoint = serve(**rotated.files(), tls_client_ca=rotated.path("ca.crt")).up()
+    other = trustme.CA()
+    former, latter = trusting(authority, identity=True), trusting(authority)
+    other.issue_cert("scraper.example").configure_cert(latter)
+
+    def admits(client: ssl.SSLContext) -> bool:
+        try:
+            return endpoint.ask(tls=client)[0] == 200
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    assert (admits(former), admits(latter)) == (True, False)
+    rotated.put(authority.issue_cert(HOST), other)
+    wait_until(lambda: admits(latter))
+    assert not admits(former)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01"])

@@ -20,13 +20,18 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, finished, page, step
 from tests.unit.nvml.readings import full
 from vllm_vitals.catalog import CATALOG, Counter, Gauge, Histogram
+from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import Renderer
 from vllm_vitals.gpu.sample import Sample
-from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation
+from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Reported, Sleep, Speculation
 
 AWKWARD = 'a"b\\c\nd,e=f{g}h # i 你好 \N{PILE OF POO}'
 EVERY_FEATURE = {metric.needs for metric in CATALOG} - {""}
+REPORTED = tuple(
+    Reported(metric.name, tuple(label.name for label in metric.labels), array("d", [0.25, 0.5]))
+    for metric in CONNECTORS
+)
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 both_formats = pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
@@ -50,7 +55,7 @@ def full_step(clock: float, engine: str) -> Any:
         scheduled_tokens={"prefill": 5, "decode": 3}, prompt_tokens={"local_compute": 5, "local_cache_hit": 2},
         computed_tokens=5, generation_tokens=3, preempted=1, corrupted=1, watermarks={"watermarked": 1},
         first_token_latencies=latencies, inter_token_latencies=latencies, multimodal_cache=CacheUse(3, 1),
-        unknown_connectors=("AConnector",), sequences_asked=array("d", [1, 4]), longest_outputs=array("d", [31]),
+        connectors=REPORTED, unknown_connectors=("AConnector",), sequences_asked=array("d", [1, 4]), longest_outputs=array("d", [31]),
         finished=[request(), request(reason="error", duration=2e4), request(reason=AWKWARD, decode=99.0)],
     )  # fmt: skip
 
@@ -58,20 +63,27 @@ def full_step(clock: float, engine: str) -> Any:
 def full_collector(**values: Any) -> Collector:
     """Return a collector that has something to show of every metric."""
     known = {"kv_cache_tokens": 16384, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "startup": 33.5,
-             "info": {"dtype": "bfloat16", "vllm_version": "0.32.0"}}  # fmt: skip
+             "info": {"dtype": "bfloat16", "vllm_version": "0.32.0"}, "gpus": 1}  # fmt: skip
     slos = [{"name": "all", "target": 0.99, "ttft": 1, "tpot": 1, "e2e": 1}]
-    values = {"slos": slos, **values}
+    values = {
+        "slos": slos,
+        "price": {"per_gpu_hour": 2.5},
+        "perf": {"peak_flops": 1e12, "peak_bandwidth": 1e12},
+        **values,
+    }
     collector = collect(*(facts(engine, *EVERY_FEATURE, **known) for engine in ("0", "1")), **values)
     for second in range(20):  # the KV cache fills
         for engine in ("0", "1"):
             feed(collector, step(80.0 + second, engine=engine, running=1, kv_cache_usage=0.01 * second))
+    collector.flush(99.5)
     for clock in (100.0, 100.0125, 100.5):
         for engine in ("0", "1"):
             feed(collector, full_step(clock, engine))
+    collector.flush(100.5)
     rare = (Sleep(MODEL, "0", "paused"), Rejection(MODEL, "full"), Health(2, 1e-6, {"hook": 1}), step(kv_cache_usage=7))
     for record in rare:
         feed(collector, record)
-    feed(collector, Sample(EPOCH + 100, 100.0, [full()]))
+    feed(collector, Sample(EPOCH + 100, 100.0, [full(), full(engine="0")]))
     for duration in (0.001, 3.0, None):
         collector.export("prometheus", duration, refused=1)
     collector.refresh()

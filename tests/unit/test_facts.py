@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from vllm_vitals.catalog.buckets import FAMILIES
+from vllm_vitals.catalog.engine import INFO
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.settings import Settings
 from vllm_vitals.step import Facts
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
 
@@ -128,6 +131,7 @@ def test_no_custom_buckets(given: Any) -> None:
         ("cudagraph", {"observability_config": Section(cudagraph_metrics=True)}),
         ("mfu", {"observability_config": Section(enable_mfu_metrics=True)}),
         ("kv_residency", {"observability_config": Section(kv_cache_metrics=True)}),
+        ("kv_connector", {"kv_transfer_config": Section(kv_connector="NixlConnector", is_kv_consumer=False)}),
         ("kv_consumer", {"kv_transfer_config": Section(is_kv_consumer=True)}),
         ("watermark", {"watermark_config": Section()}),
         ("lora", {"lora_config": Section()}),
@@ -180,6 +184,28 @@ def test_information_is_the_words_that_vllm_takes() -> None:
         "pipeline_parallel_size": "1", "data_parallel_size": "4", "chunked_prefill": "false",
         "speculative_method": "ngram", "kv_connector": "NixlConnector", "kv_role": "kv_both",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
+def test_the_role_in_disaggregated_serving_is_told(role: str) -> None:
+    consumes = role != "kv_producer"
+    section = Section(kv_connector="NixlConnector", kv_role=role, is_kv_consumer=consumes)
+    found = facts(kv_transfer_config=section)
+    assert (found.info["kv_role"], found.info["kv_connector"]) == (role, "NixlConnector")
+    assert found.features == {"kv_connector", *(["kv_consumer"] if consumes else [])}
+    collector = Collector(Settings())
+    collector.add([found])
+    (key,) = collector.store[INFO].cells
+    assert dict(zip(INFO.labelnames, key, strict=True))["kv_role"] == role
+
+
+@pytest.mark.parametrize(
+    "sections", [{}, {"kv_transfer_config": None}, {"kv_transfer_config": Section(kv_connector=None, kv_role=None)}]
+)
+def test_an_engine_that_serves_alone_has_no_role(sections: dict[str, Any]) -> None:
+    found = facts(**sections)
+    assert not {"kv_role", "kv_connector"} & found.info.keys()
+    assert found.features == frozenset()
 
 
 def test_information_that_is_not_there_has_no_label() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.gpu.growth import Elapsed, Growth, Integral
+from vllm_vitals.gpu.growth import Elapsed, Growth, Integral, Residency
 from vllm_vitals.gpu.processes import Family, parent
 
 
@@ -89,3 +89,19 @@ def test_family_of_this_process():
     assert parent(2**30) == 0
     assert Family().members([os.getpid(), os.getppid(), 1]) == {os.getpid()}
     assert os.getpid() in Family([os.getppid()]).members([os.getpid()])
+
+
+def test_residency_is_the_share_of_the_cycles_in_the_time_that_went_by():
+    residency = Residency()
+    assert residency(500.0, 1000.0, 10.0) == 0.0
+    assert residency(600.0, 1400.0, 12.0) == 0.5  # 100 of 400 cycles in 2 s
+    assert residency(600.0, 1400.0, 13.0) == 0.0  # the counters stand still
+    assert residency(1600.0, 2400.0, 113.0) == 100.0  # counted over a gap too
+    assert residency(2700.0, 2500.0, 114.0) == 1.0  # never more than all the time
+
+
+def test_residency_of_counters_that_began_anew_is_nothing():
+    residency = Residency()
+    residency(500.0, 1000.0, 10.0)
+    assert residency(20.0, 100.0, 11.0) == 0.0
+    assert residency(30.0, 200.0, 13.0) == 0.2

@@ -9,7 +9,7 @@ from tests.unit.nvml import stub
 from tests.unit.nvml.stub import EVERY_LINK, GIB
 from vllm_vitals.gpu.nvml import Nvml
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import DEGRADED, OK, REASONS, Gpu, Reading
+from vllm_vitals.gpu.sample import DEGRADED, NVIDIA_REASONS, OK, Gpu, Reading
 from vllm_vitals.gpu.source import DownError, LostError
 from vllm_vitals.gpu.visible import Listed, Part
 
@@ -70,7 +70,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, nvml):
     assert first.energy == 0.0
     assert first.errors == {"corrected": 0.0, "uncorrected": 0.0}
     assert set(first.io.values()) == {0.0}
-    assert first.throttled == dict.fromkeys(REASONS, 0.0)
+    assert first.throttled == dict.fromkeys(NVIDIA_REASONS, 0.0)
     driver.plug(
         0, energy=1_825_000, reasons=0x4 | 0x20 | 0x1,
         **{"ecc.0.0": 5, "ecc.1.0": 1, f"field.138.{EVERY_LINK}": 1500, f"field.139.{EVERY_LINK}": 3001},
@@ -78,7 +78,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, nvml):
     second = device.read(102.0, lambda: None)
     assert second.energy == 825.0  # 412.5 W over 2 s
     assert second.errors == {"corrected": 2.0, "uncorrected": 1.0}
-    assert second.throttled == {**dict.fromkeys(REASONS, 0.0), "sw_power_cap": 2.0, "sw_thermal_slowdown": 2.0}
+    assert second.throttled == {**dict.fromkeys(NVIDIA_REASONS, 0.0), "sw_power_cap": 2.0, "sw_thermal_slowdown": 2.0}
     assert second.io == {
         ("nvlink", "transmit"): 500 * 1024, ("nvlink", "receive"): 1024,
         ("pcie", "transmit"): 1e9, ("pcie", "receive"): 4e9,  # 0.5 and 2 GB/s over 2 s
@@ -225,6 +225,18 @@ def test_device_that_is_gone_says_so(driver, nvml, error):
     driver.say({"0": error})
     with pytest.raises(LostError):
         device.read(100.0, lambda: None)
+
+
+@pytest.mark.parametrize("place", ["clock.2", "ecc.1.0", "rows"])
+def test_device_that_goes_in_the_middle_of_a_reading_loses_nothing_of_its_counters(driver, nvml, place):
+    driver.plug(0, energy=1_000_000, **{f"field.138.{EVERY_LINK}": 1000})
+    read(nvml, A, 100.0)
+    driver.plug(0, energy=2_000_000, **{f"field.138.{EVERY_LINK}": 1500, place: stub.LOST})
+    with pytest.raises(LostError):
+        nvml.device(A).read(101.0, lambda: None)
+    driver.plug(0, energy=3_000_000, **{f"field.138.{EVERY_LINK}": 1600})
+    (said,) = read(nvml, A, 107.0)
+    assert (said.energy, said.io["nvlink", "transmit"]) == (2000.0, 600 * 1024)
 
 
 def test_field_that_says_the_device_is_gone_counts(driver, nvml):

@@ -1,6 +1,7 @@
 """The thread that samples, and how it finds its library, or none; what needs a process of its own runs in one."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.nvml import stub
+from vllm_vitals.gpu import amd_source
 from vllm_vitals.gpu.fleet import Fleet
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.gpu.sample import Gpu, Reading, Sample
@@ -33,6 +35,8 @@ class Sink:
 class Readers:
     """Stands in for a fleet; says what a function returns."""
 
+    vendor = "X"
+
     def __init__(self, say) -> None:
         self.say = say
         self.closed = threading.Event()
@@ -40,6 +44,9 @@ class Readers:
     def read(self, pause) -> list[Reading]:
         pause()
         return self.say()
+
+    def found(self) -> str:
+        return "some"
 
     def close(self) -> None:
         self.closed.set()
@@ -84,6 +91,7 @@ def test_thread_samples_at_its_interval_and_ends():
 
 
 def test_thread_goes_on_after_an_error_which_is_told_once(caplog):
+    caplog.set_level(logging.INFO, "vllm.vitals")
     said = iter([ZeroDivisionError("x"), ValueError("y"), [Reading(Gpu("a"))]])
 
     def say() -> list[Reading]:
@@ -97,7 +105,7 @@ def test_thread_goes_on_after_an_error_which_is_told_once(caplog):
     made.start()
     until(lambda: sink.samples)
     made.stop()
-    assert caplog.messages == ["vllm-vitals: The GPUs could not be sampled"]
+    assert caplog.messages == ["vllm-vitals: The GPUs could not be sampled", "vllm-vitals: GPUs: X: some"]
 
 
 def test_driver_that_hangs_does_not_keep_the_end_up():
@@ -208,6 +216,13 @@ print(json.dumps([[r.gpu.id, r.state, r.power, r.temperatures] for s in Sink.sam
 """
 
 
+NO_AMD = "AMD: none (no driver: neither /dev/kfd nor /sys/module/amdgpu is there)"
+FOUND = f"vllm-vitals: GPUs: NVIDIA: 1 of 1 watched (NVIDIA H100 80GB HBM3); {NO_AMD}"
+needs_no_amd = pytest.mark.skipif(
+    any(path.exists() for path in amd_source.DRIVER), reason="this machine has AMD's driver"
+)
+
+
 def run(**variables: str) -> tuple[Any, list[str]]:
     """Run the script and return what it prints and logs."""
     environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
@@ -223,6 +238,7 @@ def run(**variables: str) -> tuple[Any, list[str]]:
     return json.loads(done.stdout), done.stderr.splitlines()
 
 
+@needs_no_amd
 def test_library_is_found_as_that_of_a_driver_is(tmp_path):
     pytest.importorskip("pynvml")
     stub.build(tmp_path)
@@ -230,10 +246,11 @@ def test_library_is_found_as_that_of_a_driver_is(tmp_path):
     driver.plug(0)
     said, logged = run(LD_LIBRARY_PATH=str(tmp_path), **driver.variables)
     assert said == [[A, "ok", 412.5, {"gpu": 66, "memory": 78}]] * 2
-    assert logged == []
+    assert logged == [FOUND]
     assert driver.opened() == (1, 0)
 
 
+@needs_no_amd
 def test_functions_that_an_old_driver_lacks_have_others_in_their_place(tmp_path):
     pytest.importorskip("pynvml")
     stub.build(tmp_path, "-DOLD_DRIVER")
@@ -241,26 +258,27 @@ def test_functions_that_an_old_driver_lacks_have_others_in_their_place(tmp_path)
     driver.plug(0)
     said, logged = run(LD_LIBRARY_PATH=str(tmp_path), **driver.variables)
     assert said == [[A, "ok", 412.5, {"gpu": 66, "memory": 78}]] * 2
-    assert logged == []
+    assert logged == [FOUND]
 
 
+@needs_no_amd
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a driver")  # noqa: PTH110
 def test_without_a_driver_there_is_one_line(tmp_path):
     pytest.importorskip("pynvml")
     said, logged = run(LD_LIBRARY_PATH=str(tmp_path))
     assert said == []
-    assert logged == [
-        "vllm-vitals: The NVIDIA GPUs cannot be read, trying again from time to time: NVML Shared Library Not Found"
-    ]
+    assert logged == [f"vllm-vitals: GPUs: NVIDIA: none (NVML Shared Library Not Found); {NO_AMD}"]
 
 
+@needs_no_amd
 @pytest.mark.parametrize("content", ["raise KeyError('HOME')", "import nothing_of_that_name", "nvmlInit = None"])
 def test_what_calls_itself_pynvml_and_is_not_costs_one_line(tmp_path, content):
     (tmp_path / "pynvml.py").write_text(content, encoding="ascii")
     said, logged = run(PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     assert said == []
-    (line,) = logged
+    line, found = logged
     assert line.startswith("vllm-vitals: The NVIDIA GPUs cannot be read")
+    assert found == f"vllm-vitals: GPUs: NVIDIA: none so far; {NO_AMD}"
 
 
 def power_of_first(made: Sampler, sink: Sink) -> float | None:
@@ -291,6 +309,4 @@ def test_child_of_a_fork_may_sample_anew(tmp_path, monkeypatch):
 
 def test_fleet_is_what_the_sampler_takes():
     """`Readers` above is no more than a fleet is."""
-    assert {name for name in vars(Readers) if not name.startswith("_")} <= {
-        n for n in vars(Fleet) if not n.startswith("_")
-    }
+    assert {name for name in vars(Readers) if not name.startswith("_")} <= set(vars(Fleet))

@@ -51,7 +51,7 @@ def test_a_page_may_come_in_chunks_or_end_with_the_connection() -> None:
 
 
 def test_gzip_is_taken_where_it_comes() -> None:
-    with Peer(answer(gzip.compress(BODY * 9000), GZIP)) as peer:
+    with Peer(answer(gzip.compress(BODY * 9000, mtime=0), GZIP)) as peer:
         assert download(peer.url(), 5.0).content == BODY * 9000
 
 
@@ -98,8 +98,8 @@ def test_a_peer_that_never_answers_is_left() -> None:
     "sent",
     [
         answer(BODY)[:-5],
-        answer(gzip.compress(BODY), GZIP)[:-5],
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(BODY)[:-5],
+        answer(gzip.compress(BODY, mtime=0), GZIP)[:-5],
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(BODY, mtime=0)[:-5],
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n# TYP",
     ],
 )

@@ -68,7 +68,7 @@ def serve(tokens: float, *seconds: float, engine: str = "0", buckets: tuple[floa
 def undated(vllm: Vllm) -> Vllm:
     """Return a vLLM that does not tell when its series began, as with several API servers."""
     for metric in vllm.metrics.values():
-        for series in metric._metrics.values():
+        for series in getattr(metric, "_metrics", {(): metric}).values():
             series._created = 0.0
     return vllm
 

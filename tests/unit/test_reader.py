@@ -61,7 +61,9 @@ def test_queues(stats: Any, running: int, waiting: int, deferred: int) -> None:
     [
         ("kv_cache_usage", 0.25, "kv_cache_usage", 0.25),
         ("prefix_cache_stats", Stats(queries=10, hits=4), "prefix_cache", CacheUse(10, 4)),
-        ("prefix_cache_stats", Stats(queries=10, hits=4, preempted_queries=9), "prefix_cache", CacheUse(10, 4)),
+        ("prefix_cache_stats", Stats(queries=10, hits=4, preempted_queries=9, preempted_hits=2), "prefix_cache", CacheUse(10, 4, 7)),
+        # Two that come back, with 300 tokens each, of which 128 and 256 are still there; one of each is new.
+        ("prefix_cache_stats", Stats(preempted_requests=2, preempted_queries=600, preempted_hits=384), "prefix_cache", CacheUse(0, 0, 214)),
         ("connector_prefix_cache_stats", Stats(queries=6, hits=2), "external_prefix_cache", CacheUse(6, 2)),
         ("running_lora_adapters", {"fr": 2}, "lora_running", {"fr": 2}),
         ("waiting_lora_adapters", {"de": 1}, "lora_waiting", {"de": 1}),
@@ -93,25 +95,6 @@ def test_what_the_scheduler_says(field: str, value: Any, into: str, expected: An
 @pytest.mark.parametrize("field", ["step_counter", "current_wave", "ec_connector_stats", "a_later_one"])
 def test_what_the_scheduler_says_to_others_is_passed_over(field: str) -> None:
     assert told(Stats(**{field: {"anything": object()}})) == told(Stats())
-
-
-@pytest.mark.parametrize(
-    ("stats", "names"),
-    [
-        ({"transfer_duration": [0.25], "bytes_transferred": [4096]}, ("OddConnector",)),
-        ({"NixlConnector": {"data": {}}, "AConnector": {}}, ("NixlConnector", "AConnector")),
-        ([1, 2], ("OddConnector",)),
-        (object(), ("OddConnector",)),
-        ({}, ()),
-        (None, ()),
-    ],
-)
-def test_a_kv_connector_is_passed_over_and_told_of_once(stats: Any, names: tuple[str, ...]) -> None:
-    reader = Reader(MODEL, lambda *_: None, connector="OddConnector")
-    call = (100.0, Stats(num_running_reqs=1, kv_connector_stats=stats), None, None, 0)
-    first, second = reader.read([call, call], EPOCH)
-    assert (first.unknown_connectors, second.unknown_connectors) == (names, ())
-    assert second.running == 1
 
 
 class Tier(str, Enum):

@@ -1,0 +1,104 @@
+"""Energy is divided by what the engine did, and none of it is lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.unit.builders import examples
+from vllm_vitals.catalog.cost import STATES
+from vllm_vitals.collector.energy import MOST_WAITING, Energy, activity
+from vllm_vitals.collector.limiter import Limiter
+
+
+def divided(*readings: tuple[float, dict[str, float]], now: str = "idle") -> dict[str, float]:
+    """Return the joules by state of readings that each came after the engine had done things for so many seconds."""
+    mine = Energy()
+    for clock, (joules, seconds) in enumerate(readings):
+        mine.read(float(clock), joules)
+        mine.divide(seconds, now)
+    return dict(mine.joules)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "expected"),
+    [("none", "busy"), ("max_num_seqs", "busy"), ("token_budget", "busy"), ("kv_cache", "busy"), ("deferred", "busy"),
+     ("idle", "idle"), ("asleep", "asleep")],
+)  # fmt: skip
+def test_an_engine_is_busy_unless_it_is_idle_or_asleep(limiter: str, expected: str) -> None:
+    assert activity(limiter) == expected
+
+
+def test_what_came_while_it_did_one_thing_is_that_things() -> None:
+    assert divided((700.0, {"busy": 1.0}), (100.0, {"idle": 1.0}), (20.0, {"asleep": 0.5})) == {
+        "busy": 700.0, "idle": 100.0, "asleep": 20.0,
+    }  # fmt: skip
+
+
+def test_rest_drew_what_it_drew_before_and_work_the_other() -> None:
+    # 100 W idle; then half a second of each and 400 J: 50 J of them idle
+    assert divided((100.0, {"idle": 1.0}), (400.0, {"idle": 0.5, "busy": 0.5})) == {"idle": 150.0, "busy": 350.0}
+
+
+def test_the_latest_power_counts() -> None:
+    found = divided((100.0, {"idle": 1.0}), (120.0, {"idle": 2.0}), (400.0, {"idle": 0.5, "busy": 0.5}))
+    assert found == {"idle": 100.0 + 120.0 + 30.0, "busy": 370.0}
+
+
+def test_rest_takes_no_more_than_there_is() -> None:
+    found = divided((100.0, {"idle": 1.0}), (20.0, {"asleep": 1.0}), (60.0, {"idle": 0.8, "asleep": 2.0, "busy": 0.2}))
+    # they would have drawn 80 J and 40 J: 60 J are half of that
+    assert found == {"idle": 100.0 + 40.0, "asleep": 20.0 + 20.0, "busy": 0.0}
+
+
+def test_until_the_power_of_rest_is_known_each_has_its_share_by_time() -> None:
+    assert divided((400.0, {"idle": 0.25, "busy": 0.75})) == {"idle": 100.0, "busy": 300.0}
+    assert divided((100.0, {"idle": 1.0}), (60.0, {"idle": 1.0, "asleep": 2.0})) == {"idle": 120.0, "asleep": 40.0}
+    assert divided((0.0, {"idle": 1.0}), (60.0, {"idle": 1.0, "busy": 2.0})) == {"idle": 20.0, "busy": 40.0}
+
+
+def test_a_reading_that_comes_late_belongs_to_what_is_done_now() -> None:
+    assert divided((300.0, {}), now="busy") == {"busy": 300.0}
+
+
+def test_readings_wait_until_all_is_known_up_to_them() -> None:
+    mine = Energy()
+    mine.read(1.0, 10.0)
+    mine.read(2.0, 20.0)
+    assert (mine.due(0.9), mine.due(1.0), mine.due(5.0)) == (None, 1.0, 1.0)
+    mine.divide({"busy": 1.0}, "busy")
+    assert (mine.due(1.9), mine.due(2.0)) == (None, 2.0)
+    mine.divide({"busy": 1.0}, "busy")
+    assert mine.due(9.0) is None
+    assert dict(mine.joules) == {"busy": 30.0}
+
+
+def test_readings_that_nobody_comes_for_do_not_grow_without_end() -> None:
+    mine = Energy()
+    for second in range(10_000):
+        mine.read(float(second), 1.0)
+    waited = 0
+    while mine.due(1e9) is not None:
+        mine.divide({"idle": 1.0}, "idle")
+        waited += 1
+    assert waited == MOST_WAITING
+    assert mine.joules["idle"] == pytest.approx(10_000.0)
+
+
+states = some.sampled_from([*STATES, "none", "kv_cache"])
+
+
+@examples(100)
+@given(some.lists(some.tuples(some.floats(0, 3), states, some.floats(0, 1e4)), max_size=40))
+def test_all_of_it_is_divided(done: list[tuple[float, str, float]]) -> None:
+    clock, mine, limiter = 0.0, Energy(), Limiter(0.0)
+    for seconds, state, joules in done:
+        clock += seconds
+        limiter.step(clock, state)
+        mine.read(clock + seconds / 2, joules)
+        while (due := mine.due(clock)) is not None:
+            limiter.settle(due)
+            mine.divide(limiter.activity, activity(limiter.state))
+            limiter.activity.clear()
+    waiting = sum(joules for _, joules in mine._waiting)
+    assert sum(mine.joules.values()) + waiting == pytest.approx(sum(joules for _, _, joules in done))
+    assert all(part >= 0 for part in mine.joules.values())

@@ -1,0 +1,116 @@
+"""Every metric that a release of vLLM declares is shown under our names, or it is said here why it is not."""
+
+import re
+from functools import cache
+from itertools import product
+
+import pytest
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.core import Metric
+
+from tests.unit.native_vllm import DECLARED, ENGINE, RELEASES, Release, Vllm
+from vllm_vitals.native.mapping import mapped, relevant
+
+CONNECTOR = "the numbers of one KV connector, each of which has others"
+OPERATION = "what somebody asks vLLM's server to do, not what its engines do"
+NOT_OURS = {
+    "cache_config_info": "facts as labels, under other names than ours; the numbers among them are no series",
+    "lora_requests_info": "the names of adapters as labels, without the number of their requests",
+    "prompt_tokens_cached": "the hits of the prefix cache and of the connector, which ours tell apart, in one",
+    "spec_decode_num_accepted_tokens": "the sum of what is shown by position",
+    "diffusion_.*": "the work of diffusion models, of which the catalogue has nothing",
+    "(nixl|mooncake|hf3fs|hisparse|umbp)_.*": CONNECTOR,
+    "(simple_)?kv_offload_.*": CONNECTOR,
+    "(sleep_mode|rl_weight_update)_operation.*": OPERATION,
+    "(websocket_connection|tool_call_parser_invocation).*": "what goes on in vLLM's HTTP server",
+}
+"""Patterns of names, and why nothing of ours means the same."""
+INSTEAD = {
+    "num_requests_waiting": "num_requests_waiting_by_reason",
+    "prompt_tokens": "prompt_tokens_by_source",
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+    "gpu_prefix_cache_queries": "prefix_cache_queries",
+    "gpu_prefix_cache_hits": "prefix_cache_hits",
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
+}
+"""Metrics that say less than another, or the same under an older name, and are not needed where there is that one."""
+VALUES = {
+    "model_name": ("m",),
+    "engine": ("0",),
+    "source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    "finished_reason": ("stop", "length"),
+    "reason": ("capacity", "deferred"),
+    "position": ("0", "1"),
+    "sleep_state": ("awake", "weights_offloaded", "discard_all"),
+}
+
+
+@cache
+def families(release: Release, sign: int = 1) -> list[Metric]:
+    """Return the page of a release that has been through everything: each of its series has a number of its own.
+
+    They grow from one metric to the next, or fall: of two gauges the greater may hide the other.
+    """
+    vllm = Vllm(*release)
+    number = 500
+    for name, metric in vllm.metrics.items():
+        declared = DECLARED[name]
+        for values in product(*(VALUES.get(label, ("x",)) for label in declared.labels)):
+            number += sign
+            series = metric.labels(*values) if values else metric
+            if declared.kind is Histogram:
+                for value in (0.5, 1.5, 4.0):
+                    series.observe(value + number)
+                    series.observe(value)
+            else:
+                (series.set if declared.kind is Gauge else series.inc)(number)
+    return vllm.families
+
+
+def unused(release: Release) -> set[str]:
+    """Return the metrics of a release without which everything would be shown as it is."""
+    return {name for name in names(release) if all(_unused(name, families(release, sign)) for sign in (1, -1))}
+
+
+def _unused(name: str, page: list[Metric]) -> bool:
+    left = [family for family in page if family.name != f"vllm:{_family(name)}"]
+    return mapped(relevant(page)) == mapped(relevant(left))
+
+
+def _family(name: str) -> str:
+    return name.removesuffix("_total") if DECLARED[name].kind is Counter else name
+
+
+def names(release: Release) -> set[str]:
+    return {name for name, declared in DECLARED.items() if declared.exists(release)}
+
+
+def reasons(name: str) -> list[str]:
+    return [why for pattern, why in NOT_OURS.items() if re.fullmatch(pattern, name)]
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: ".".join(map(str, release)))
+def test_every_metric_is_shown_or_there_is_a_reason(release: Release) -> None:
+    present = names(release)
+    assert {f"vllm:{_family(name)}" for name in present} == {family.name for family in families(release)}
+    superseded = {name for name in present if INSTEAD.get(name) in present}
+    assert unused(release) == superseded | {name for name in present if reasons(name)}
+
+
+def test_what_is_shown_has_no_reason_not_to_be() -> None:
+    ever = {name for release in RELEASES for name in names(release)}
+    assert ever == DECLARED.keys(), "each is in a release"
+    for pattern in NOT_OURS:
+        assert any(re.fullmatch(pattern, name) for name in ever), pattern
+    assert {*INSTEAD, *INSTEAD.values()} <= ever
+    assert not [name for name in ever if len(reasons(name)) > 1 or (reasons(name) and name in INSTEAD)]
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: ".".join(map(str, release)))
+def test_nothing_is_shown_without_its_engine(release: Release) -> None:
+    """What has the labels of an engine is shown with them, whichever release it is of."""
+    for metric, key in mapped(relevant(families(release))):
+        told = dict(zip(metric.labelnames, key, strict=True))
+        assert {name: told[name] for name in metric.scope.value} == {
+            name: value for name, value in zip(ENGINE, ("m", "0"), strict=True) if name in metric.scope.value
+        }
