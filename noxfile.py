@@ -33,7 +33,8 @@ def find(version: str) -> str | None:
 FOUND = {version: path for version in PYTHONS if (path := find(version))} or {"this": sys.executable}
 NEWEST = list(FOUND.values())[-1]
 SLOW = tuple(
-    f"--ignore=tests/unit/test_{name}.py" for name in ("deploy_runs", "gpu_amd_process", "otlp_shutdown", "takeover", "year")
+    f"--ignore=tests/unit/test_{name}.py"
+    for name in ("deploy_runs", "gpu_amd_process", "otlp_shutdown", "takeover", "year")
 )
 """What takes long without computing anything that depends on the Python version."""
 AT_ONCE = ("-n", "2", "--dist", "loadfile")
@@ -45,7 +46,7 @@ def lint(session: nox.Session) -> None:
     """Check style and types."""
     session.install(
         "-e",
-        ".[dashboards]",
+        ".[preview]",
         "mypy>=1.11",
         "ruff>=0.6",
         "nox",
@@ -88,10 +89,10 @@ def compat(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def boards(session: nox.Session) -> None:
-    """Check the dashboards against the catalogue, PromQL and Grafana's own schemas."""
+    """Check the dashboards against the catalogue, PromQL and Grafana's own schemas, and previews of them."""
     if FOUND.get("3.10") == NEWEST:
         session.skip("NOT RUN: grafana-foundation-sdk needs Python 3.11 or newer; none is here")
-    session.install("-e", ".[dashboards]", "-r", "tests/boards/requirements.txt")
+    session.install("-e", ".[preview]", "-r", "tests/boards/requirements.txt")
     session.run("pytest", "tests/boards", *session.posargs)
 
 
