@@ -193,6 +193,10 @@ class Gone(Struct, frozen=True, tag=True, omit_defaults=True):
     engine: str
 
 
+class Gap(Struct, frozen=True, tag=True):
+    """Steps of a process are missing before what follows: it will tell how many, as `Health.dropped`."""
+
+
 class Health(Struct, tag=True, omit_defaults=True):
     """What the feed of one serving process, named by its number, has been through since it last said so."""
 
@@ -226,4 +230,4 @@ class Unread(Struct, frozen=True, gc=False, tag=True):
     content: bytes
 
 
-Record = Step | Facts | Sleep | Rejection | Gone | Health | Dialect | Unread
+Record = Step | Facts | Sleep | Rejection | Gone | Gap | Health | Dialect | Unread

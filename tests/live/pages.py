@@ -10,8 +10,8 @@ from vllm_vitals.catalog.engine import LIMITED
 
 TIMED = {LIMITED, GPU_TIME, COST, ENERGY}
 """Counters that go on while nothing happens."""
-LATE = 2.5
-"""Seconds after which everything is counted: who hung up only shows a second after the engine is idle."""
+LATE = 4.0
+"""Seconds after which everything is counted: of several servers, who hung up shows three after the engine is idle."""
 
 
 def settled(server: VllmServer, *, within: float = 20.0) -> tuple[Samples, Samples]:

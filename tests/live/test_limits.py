@@ -1,6 +1,7 @@
-"""What limits a real engine, whether all its time is counted, and who hung up on it."""
+"""What limits a real engine, how much more it takes, whether all its time is counted, and who hung up on it."""
 
 import asyncio
+import math
 import random
 import time
 from pathlib import Path
@@ -14,10 +15,13 @@ from tests.live.pages import eventually
 from tests.live.server import VllmServer
 from tests.parity import parse, value
 from vllm_vitals.catalog.engine import LIMITED
+from vllm_vitals.collector.headroom import MEMORY
 
 NAME = "vllm_engine_limited_duration_seconds_total"
 ABANDONED = "vllm_requests_abandoned_total"
 LIMITERS = LIMITED.labels[0].values
+SEQUENCES = 4
+"""Most requests in a batch, where some shall have to wait."""
 CASES = [
     ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 150}),
     ("token_budget", ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"), {"prompt": 600, "max_tokens": 2}),
@@ -30,10 +34,16 @@ def limited(server: VllmServer) -> dict[str, float]:
     return {name: value(page, NAME, limiter=name) for name in LIMITERS}
 
 
+def running(server: VllmServer) -> float:
+    return value(parse(server.vitals_text()), "vllm_engine_requests_running")
+
+
+def waiting(server: VllmServer) -> float:
+    return value(parse(server.vitals_text()), "vllm_engine_requests_waiting", reason="capacity")
+
+
 def idle(server: VllmServer) -> bool:
-    page = parse(server.vitals_text())
-    waiting = value(page, "vllm_engine_requests_waiting", reason="capacity")
-    return value(page, "vllm_engine_requests_running") == waiting == 0
+    return running(server) == waiting(server) == 0
 
 
 async def complete(session: aiohttp.ClientSession, seed: int, *, prompt: int, **body: Any) -> int:
@@ -49,15 +59,14 @@ async def together(server: VllmServer, count: int, **asked: Any) -> list[int]:
         return await asyncio.gather(*(complete(session, seed, **asked) for seed in range(count)))
 
 
-async def hang_up(session: aiohttp.ClientSession, seed: int, *, first: bool) -> None:
-    """Leave after the `first` token, or before it."""
+async def hang_up(session: aiohttp.ClientSession, seed: int) -> None:
+    """Leave after the first token."""
     tokens = random.Random(seed).choices(range(2, VOCAB), k=500)
     ask = {"model": "tiny", "prompt": tokens, "max_tokens": 500, "ignore_eos": True, "stream": True}
     async with session.post("/v1/completions", json=ask) as answer:
-        if first:
-            async for line in answer.content:
-                if line.startswith(b"data:"):
-                    break
+        async for line in answer.content:
+            if line.startswith(b"data:"):
+                break
         answer.close()
 
 
@@ -65,8 +74,22 @@ async def some_leave(server: VllmServer) -> None:
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(server.url, connector=connector) as session:
         staying = [complete(session, seed, prompt=50, max_tokens=20) for seed in range(4)]
-        leaving = [hang_up(session, 100 + seed, first=True) for seed in range(3)]
+        leaving = [hang_up(session, 100 + seed) for seed in range(3)]
         await asyncio.gather(*staying, *leaving)
+
+
+async def some_leave_the_queue(server: VllmServer) -> None:
+    """Fill the engine for some seconds, so that who comes then leaves without a token."""
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(server.url, connector=connector) as session:
+        staying = [asyncio.create_task(complete(session, seed, prompt=50, max_tokens=600)) for seed in range(SEQUENCES)]
+        assert await asyncio.to_thread(eventually, lambda: running(server) == SEQUENCES)
+        leaving = [asyncio.create_task(complete(session, 200 + seed, prompt=50, max_tokens=20)) for seed in range(3)]
+        assert await asyncio.to_thread(eventually, lambda: waiting(server) == 3)
+        for each in leaving:
+            each.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert set(await asyncio.gather(*staying)) == {200}
 
 
 @pytest.mark.parametrize(("expected", "arguments", "asked"), CASES, ids=[case[0] for case in CASES])
@@ -84,15 +107,28 @@ def test_the_limit_that_was_set_is_the_one_that_shows(
         assert kept_out[expected] >= 0.3, spent
         # Every second is counted once, up to the steps of the latest moment.
         assert sum(spent.values()) == pytest.approx(ended - begun, abs=0.5)
+        page = parse(server.vitals_text())
+        # All requests were alike, and an idle engine without a prefix cache has all of its KV cache to give away.
+        room = value(page, "vllm_kv_cache_capacity") / (asked["prompt"] + asked["max_tokens"])
+        assert value(page, "vllm_kv_cache_free_sequences") == pytest.approx(room)
+        # At the least it was 1 while requests were kept out and 0 after that, at the most 1 for as long as any were there.
+        out, whole = sum(kept_out.values()), time.monotonic() - begun
+        least = (1 - math.exp(-out / MEMORY)) * math.exp(-(whole - out) / MEMORY)
+        most = 1 - math.exp(-(out + spent["none"]) / MEMORY)
+        assert least - 0.01 <= value(page, "vllm_engine_saturation_ratio") <= most + 0.01
 
 
-def test_who_leaves_after_the_first_token_is_counted(model: Path) -> None:
-    with VllmServer(model) as server:
+@pytest.mark.parametrize("servers", [1, 2])
+def test_who_leaves_after_the_first_token_is_counted_and_nobody_else(servers: int, model: Path) -> None:
+    with VllmServer(
+        model, args=(f"--max-num-seqs={SEQUENCES}", "--api-server-count", str(servers), "--no-enable-prefix-caching")
+    ) as server:
         asyncio.run(some_leave(server))
         assert eventually(lambda: value(parse(server.vitals_text()), ABANDONED) == 3), server.vitals_text()
+        asyncio.run(some_leave_the_queue(server))
         asyncio.run(together(server, 5, prompt=50, max_tokens=20))
         assert eventually(lambda: idle(server))
-        time.sleep(1.5)  # the count is taken a second late
+        time.sleep(5.0)  # it has had time to count too many
         page = parse(server.vitals_text())
         assert value(page, ABANDONED) == 3
-        assert value(page, "vllm_requests_finished_total", finish_reason="length") == 9
+        assert value(page, "vllm_requests_finished_total", finish_reason="length") == 4 + SEQUENCES + 5

@@ -22,6 +22,7 @@ from tests.parity import Samples, parse, value
 REQUESTS = "vllm_slo_requests_total"
 TTFT = (0.005, 0.02, 0.05, 0.2, 1.0)
 E2E = (0.05, 0.2, 0.5, 1.5, 5.0)
+TPOT = (0.0002, 0.005, 0.3)
 SLACK = 0.1
 """Seconds by which client and server may differ: the way between them, and the delivery of the last token."""
 SLOS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,7 @@ SLOS: dict[str, dict[str, Any]] = {
     "short": {"e2e": "1h", "output_tokens": [None, 20]},
     "long": {"e2e": "1h", "output_tokens": [21, None]},
     **{f"{place}": {"ttft": ttft, "e2e": e2e} for place, (ttft, e2e) in enumerate(product(TTFT, E2E))},
+    **{f"each-{place}": {"tpot": tpot} for place, tpot in enumerate(TPOT)},
 }
 
 
@@ -38,11 +40,17 @@ class Seen:
     """What the client saw of one request, seconds and tokens."""
 
     ttft: float
+    last: float
+    """When the last token came."""
     e2e: float
     tokens: int
 
     def verdict(self, slo: dict[str, Any]) -> str:
         """Return the outcome by the client's own clock, `""` where it is too close to tell."""
+        if "tpot" in slo:
+            # All tokens after the first, however many, may seem to have come so much later or earlier.
+            decode, limit = self.last - self.ttft, slo["tpot"] * (self.tokens - 1)
+            return "bad" if decode > limit + SLACK else "good" if decode < limit - SLACK or self.tokens == 1 else ""
         first, whole = self.ttft - slo["ttft"], self.e2e - slo["e2e"]
         if first > SLACK or whole > SLACK:
             return "bad"
@@ -82,17 +90,19 @@ async def ask(url: str, prompt: int, tokens: int, rng: random.Random) -> Seen:
     """Send one request and measure it."""
     body = {"model": MODEL_NAME, "prompt": [rng.randrange(2, VOCAB) for _ in range(prompt)], "max_tokens": tokens,
             "ignore_eos": True, "stream": True, "temperature": 0}  # fmt: skip
-    first = None
+    first = last = None
     async with aiohttp.ClientSession(url) as session:
         start = time.perf_counter()
         async with session.post("/v1/completions", json=body) as response:
             assert response.status == 200
             async for line in response.content:
-                if line.startswith(b"data: {") and first is None:
-                    first = time.perf_counter() - start
+                if line.startswith(b"data: {"):
+                    last = time.perf_counter() - start
+                    first = first or last
         whole = time.perf_counter() - start
     assert first is not None
-    return Seen(first, whole, tokens)
+    assert last is not None
+    return Seen(first, last, whole, tokens)
 
 
 def test_all_is_there_before_the_first_request(server: VllmServer) -> None:
@@ -104,7 +114,7 @@ def test_all_is_there_before_the_first_request(server: VllmServer) -> None:
 
 def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> None:
     rng = random.Random(0)
-    told = {"good": 0, "bad": 0}
+    told = {of: {"good": 0, "bad": 0} for of in ("both", "tpot")}
     sizes = [*product((4, 300, 900), (1, 2, 20, 100)), *product((4, 900), (1, 50))]
     sizes += [(4, 1000)] * 3  # long enough to be bad on a fast machine too
     before, number = outcomes(page(server)), value(page(server), REQUESTS, slo="generous")
@@ -117,11 +127,14 @@ def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> N
         assert (got["generous"], got["impossible"]) == ("good", "bad")
         assert ("short" in got) == (tokens <= 20) != ("long" in got)
         for name, slo in SLOS.items():
-            if name.isdigit() and (expected := seen.verdict(slo)):
-                told[expected] += 1
+            of = "tpot" if name.startswith("each-") else "both"
+            if (name.isdigit() or of == "tpot") and (expected := seen.verdict(slo)):
+                told[of][expected] += 1
                 assert got[name] == expected, (name, slo, seen)
-    assert min(told.values()) > len(sizes), told
-    assert sum(told.values()) > 10 * len(sizes), told
+    assert min(told["both"].values()) > len(sizes), told
+    assert sum(told["both"].values()) > 10 * len(sizes), told
+    assert told["tpot"]["good"] > len(sizes), told
+    assert told["tpot"]["bad"] >= 3, told  # the longest are never that quick
 
 
 def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> None:

@@ -94,6 +94,7 @@ def test_deferred_requests_are_told_from_those_without_room(server: VllmServer) 
     asyncio.run(both())
     native, page = settled(server)
     assert list(differences(native, page)) == []
+    assert value(page, "vllm_engine_limited_duration_seconds_total", limiter="deferred") > 0
 
 
 def test_rejected_requests_are_counted(server: VllmServer) -> None:

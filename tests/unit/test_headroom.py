@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from vllm_vitals.columns import Requests
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import Finished
 
+PAGE = Path(__file__).parents[2] / "docs" / "headroom.md"
 FREE = "vllm_kv_cache_free_sequences"
 FULL = "vllm_kv_cache_time_to_full_seconds"
 SATURATION = "vllm_engine_saturation_ratio"
@@ -223,3 +225,19 @@ def test_saturation_is_1_after_long_queueing_and_falls_when_idle(collector: Coll
     feed(collector, step(401.0, running=0, kv_cache_usage=0.0))
     collector.flush(401.0 + MEMORY)
     assert see(SATURATION, **ENGINE) == pytest.approx(math.exp(-1), abs=1e-4)
+
+
+def test_the_shares_of_batch_and_step_follow_from_what_is_shown(collector: Collector) -> None:
+    """As docs/headroom.md has them."""
+    feed(collector, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
+    feed(collector, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
+    feed(collector, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
+    see = Sight(collector)
+
+    def shown(name: str) -> float:
+        assert name in PAGE.read_text()
+        return see(name, **ENGINE) or 0.0
+
+    assert shown("vllm_engine_requests_running") / shown("vllm_engine_requests_limit") == 0.25
+    mean = shown("vllm_step_tokens_sum") / shown("vllm_step_tokens_count")
+    assert mean / shown("vllm_engine_step_tokens_limit") == 0.4

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tests.unit.builders import facts, step
 from tests.unit.otlp import wait_until
 from tests.unit.wire import GREETING, Client, Collecting, numbered, short_directory
+from vllm_vitals.step import Gap
 from vllm_vitals.wire import receiver, session
 from vllm_vitals.wire.frames import CLOSED, WireError, frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
@@ -83,6 +84,20 @@ def test_a_batch_counts_once(collecting: Make, connect: Connect) -> None:
     for sequence in (1, 1, 3, 2, 3):
         assert client.tell(sequence, step(float(sequence))) == Taken(sequence)
     assert collector.steps == [1, 3]
+
+
+def test_that_batches_are_missing_is_handed_on_before_what_follows(collecting: Make, connect: Connect) -> None:
+    collector, client = collecting(grace=60.0), connect()
+    client.greet()
+    for sequence in (4, 5, 8):  # that a collector has nothing of what was told before it came is no gap
+        client.tell(sequence, step(float(sequence)))
+    client.close()
+    again = connect()
+    again.greet()
+    again.tell(10, step(10.0))
+    missing = [number for number, record in enumerate(collector.records) if record == Gap()]
+    assert collector.steps == [4, 5, 8, 10]
+    assert missing == [2, 4]
 
 
 def test_what_was_taken_is_remembered_beyond_the_connection(collecting: Make, connect: Connect) -> None:

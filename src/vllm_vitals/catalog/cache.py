@@ -90,7 +90,9 @@ BLOCK_REUSE_GAP = Histogram(
 )  # fmt: skip
 
 LORA_REQUESTS = Gauge(
-    "vllm.lora.requests", "{request}", "Requests per LoRA adapter at the latest step, as vLLM's front end counts.",
+    "vllm.lora.requests", "{request}",
+    "Requests per LoRA adapter at the latest step, as vLLM's front end counts: those of the API server that the step's stats "
+    "came to, on all its engines together. So only of one engine behind one server are they the engine's.",
     of=Step, read=_adapters, momentary=True, needs="lora", native="vllm:lora_requests_info",
     labels=(Label("adapter", cap=ADAPTERS, help="`_other` once there are too many"),
             Label("state", cap=2, help="running or waiting")),

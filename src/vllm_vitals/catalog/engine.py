@@ -86,7 +86,8 @@ SATURATION: Gauge[Any] = Gauge(
 IMBALANCE: Gauge[Any] = Gauge(
     "vllm.engine.imbalance", "1",
     "Work of the busiest engine of a model over the mean of all its engines, in the last 10 s: 1 is even, the number of "
-    "engines is all on one. Only where one endpoint shows several engines; absent without work.",
+    "engines is all on one. Only where one endpoint shows several engines; absent without work, and once a process of "
+    "one of them is 10 s behind.",
     scope=Scope.MODEL, labels=(Label("of", ("running", "tokens"), help="running: requests in the batch. tokens: tokens that "
                                      "steps worked on"),),
 )  # fmt: skip

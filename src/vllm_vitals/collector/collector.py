@@ -3,7 +3,7 @@
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +20,7 @@ from vllm_vitals.collector.cells import Cell, NumberCell
 from vllm_vitals.collector.connectors import ConnectorWriter
 from vllm_vitals.collector.cost import Costs
 from vllm_vitals.collector.engine import Engine, Rules, in_order
-from vllm_vitals.collector.imbalance import Imbalance, Load
+from vllm_vitals.collector.imbalance import WINDOW, Imbalance, Load
 from vllm_vitals.collector.slo import SloWriter, declare
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
@@ -34,6 +34,10 @@ from vllm_vitals.step import OTHER, Facts, Finished, Gone, Health, Record, Rejec
 
 EXEMPLAR_LENGTH = 128 - len("request_id")
 """OpenMetrics allows 128 characters for the label names and values of an exemplar."""
+
+EngineKey = tuple[str, str]
+"""Model and engine."""
+Certain = Callable[[EngineKey], tuple[float, float]]
 
 WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
@@ -58,7 +62,7 @@ class Collector:
         self._metrics = [
             metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
         ]
-        self._engines: dict[tuple[str, str], Engine] = {}
+        self._engines: dict[EngineKey, Engine] = {}
         self._models: dict[str, list[Writer]] = {}
         self._convention = (settings.gen_ai.operation_name, settings.gen_ai.provider_name)
         self._adders: dict[type, Callable[[Any, Callable[[], None]], None]] = {
@@ -92,30 +96,52 @@ class Collector:
             for kind, group in groupby(records, type):
                 self._adders[kind](list(group), pause)
 
-    def flush(self, until: float) -> None:
-        """Take note that all has been told up to `until`, monotonic seconds: time itself is counted so far."""
+    def flush(self, until: float, certain: Certain | None = None) -> None:
+        """Take note that all has been told up to `until`, monotonic seconds: time itself is counted so far.
+
+        `certain` tells of an engine up to when nothing is missing at all, and by how many seconds those that serve it
+        may differ in when they hear of a step. Without it: up to `until`, and nobody differs.
+        """
+        behind: set[str] = set()
         with self.store.lock:
             for engine in self._engines.values():
                 spent = engine.spend(until)
                 for state, seconds in spent.items():
                     self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
                 self._costs.spend(engine, spent)
-                self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(until))
+                told, skew = certain(engine.scope) if certain else (until, 0.0)
+                self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(min(told, until), skew))
+                if told < until - WINDOW:
+                    behind.add(engine.scope[0])
             if self._imbalance.due(until):
-                self._compare(until)
+                self._compare(until, behind)
 
-    def _compare(self, until: float) -> None:
-        """Show how evenly the engines of a model share its work."""
+    def _compare(self, until: float, behind: Collection[str]) -> None:
+        """Show how evenly the engines of a model share its work, unless one of them has not been heard of for long."""
         loads: dict[str, dict[str, Load]] = {}
         for model, name in self._engines:
-            running = self.store[RUNNING].cells.get((model, name))
-            tokens = [cell for key, cell in self.store[SCHEDULED_TOKENS].cells.items() if key[:2] == (model, name)]
-            loads.setdefault(model, {})[name] = Load(_value(running), sum(map(_value, tokens)))
+            if model not in behind:
+                running = self.store[RUNNING].cells.get((model, name))
+                tokens = [cell for key, cell in self.store[SCHEDULED_TOKENS].cells.items() if key[:2] == (model, name)]
+                loads.setdefault(model, {})[name] = Load(_value(running), sum(map(_value, tokens)))
         for model, compared, ratio in self._imbalance.look(until, loads):
             if ratio is None:
                 self.store[IMBALANCE].cells.pop((model, compared), None)
             else:
                 self._put(IMBALANCE, (model,), (compared,), ratio)
+
+    def lose(self, engines: Iterable[EngineKey] | None, clock: float) -> None:
+        """Take note that steps of some engines, or of any, may be missing up to `clock`, monotonic seconds, for good."""
+        with self.store.lock:
+            for key in self._engines if engines is None else engines:
+                if engine := self._engines.get(key):
+                    engine.abandoned.lose(clock)
+
+    def meet(self, key: EngineKey) -> None:
+        """Take note that one more process tells of an engine, in which it may have requests already."""
+        with self.store.lock:
+            if engine := self._engines.get(key):
+                engine.abandoned.meet()
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
@@ -191,7 +217,7 @@ class Collector:
                 self.store[metric].drop(engine.scope)
 
     def _add_steps(self, steps: Sequence[Step], pause: Callable[[], None]) -> None:
-        by_engine: dict[tuple[str, str], list[Step]] = {}
+        by_engine: dict[EngineKey, list[Step]] = {}
         for step in steps:
             by_engine.setdefault((step.model, step.engine), []).append(step)
             pause()
@@ -261,6 +287,8 @@ class Collector:
 
     def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
         self._write(self._process, records, time.time(), pause)
+        if any(health.dropped or "hook" in health.errors for health in records):
+            self.lose(None, time.monotonic())
 
     def _add_samples(self, samples: Sequence[Sample], pause: Callable[[], None]) -> None:
         self._gpus.begin(samples)

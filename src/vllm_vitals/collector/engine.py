@@ -30,7 +30,7 @@ class Engine:
         self.clock = clock
         """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
         self.latest = -math.inf
-        """Monotonic seconds of the latest step."""
+        """The same, but `-inf` before the first."""
         self.scheduled = False
         """Whether scheduler stats ever came."""
         self.served = False
@@ -70,28 +70,27 @@ class Engine:
     def complete(self, step: Step) -> None:
         """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
         self.served = True
-        self.latest = step.clock
-        self.finished += step.finished
-        self.abandoned.step(step)
+        self.late(step)
         if not step.scheduled:
             return
         self.scheduled, self.stale = True, False
+        self.latest = step.clock
         self.clock = max(self.clock, step.clock)
         self._told = max(self._told, step.clock)
         if self._worked is not None:
             step.interval = step.clock - self._worked
         self.holds_requests = bool(step.running or step.waiting or step.deferred)
-        self._worked = step.clock if self.holds_requests else None
         usage = step.kv_cache_usage
         if usage is not None and 0 <= usage <= 1:
             self._trend.add(step.clock, usage)
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
         limited = limiter(step, self._max_num_seqs, self._free, self._need(step))
-        self.perf.step(step)
         self._divide(step.clock)
-        self._limiter.step(step.clock, limited)
-        self._saturation.step(step.clock, level(step, self._max_num_seqs, limited))
+        if step.clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
+            self._worked = step.clock if self.holds_requests else None
+            self._limiter.step(step.clock, limited)
+            self._saturation.step(step.clock, level(step, self._max_num_seqs, limited))
 
     def _need(self, step: Step) -> float | None:
         """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
@@ -106,7 +105,8 @@ class Engine:
     def late(self, step: Step) -> None:
         """Take in a step that comes after a later one: what it counted counts, but it sets nothing back."""
         self.finished += step.finished
-        self.abandoned.late(step)
+        self.abandoned.step(step)
+        self.perf.step(step)
 
     def ended(self, requests: Requests) -> float:
         """Learn from finished requests, and return the seconds of prefill that cached tokens spared them."""
@@ -115,11 +115,13 @@ class Engine:
 
     def sleep(self, sleep: Sleep) -> None:
         """Take note that the engine fell asleep or woke up."""
-        self._worked = None
+        asleep = sleep.state != "awake"
+        if asleep:
+            self._worked = None
         if sleep.clock:
             self._divide(sleep.clock)
-            self._limiter.sleep(sleep.clock, asleep=sleep.state != "awake")
-            self._saturation.step(sleep.clock, 0.0)
+            if self._limiter.sleep(sleep.clock, asleep=asleep):
+                self._saturation.step(sleep.clock, 0.0)
 
     def spend(self, until: float) -> dict[str, float]:
         """Return the seconds up to `until`, monotonic ones, that were not returned yet, by what limited the engine."""
@@ -152,10 +154,13 @@ class Engine:
 
 
 def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
-    """Return the steps that are in order, and those that come after a later one."""
+    """Return the steps that are in order, and those that say what an engine held before `latest`, monotonic seconds.
+
+    A step without scheduler stats only counts things, which is in order at any time.
+    """
     timely: list[Step] = []
     late: list[Step] = []
     for step in steps:
-        (late if step.clock < latest else timely).append(step)
-        latest = max(latest, step.clock)
+        (late if step.scheduled and step.clock < latest else timely).append(step)
+        latest = max(latest, step.clock) if step.scheduled else latest
     return timely, late

@@ -49,24 +49,29 @@ class Limiter:
         """The same seconds by what the engine did, for whoever takes them away at other times."""
         self._since = clock
         self._asleep = False
-        self._turned = -math.inf
+        self.turned = -math.inf
         """Monotonic seconds when the engine last fell asleep or woke up."""
 
     def step(self, clock: float, state: str) -> None:
         """Take note that from `clock` on, monotonic seconds, `state` limits."""
-        if clock < self._turned:
+        if clock < self.turned:
             return  # told late, after the engine fell asleep or woke up
         self.settle(clock)
         self.state = state
         self._asleep = False
 
-    def sleep(self, clock: float, *, asleep: bool) -> None:
-        """Take note that the engine fell asleep or woke up; awake it is idle until it makes a step."""
-        if asleep != self._asleep:
-            self.settle(clock)
-            self.state = "asleep" if asleep else "idle"
-            self._asleep = asleep
-            self._turned = clock
+    def sleep(self, clock: float, *, asleep: bool) -> bool:
+        """Take note that the engine fell asleep or woke up, and tell whether that is news.
+
+        Awake it is idle until it makes a step.
+        """
+        if asleep == self._asleep:
+            return False
+        self.settle(clock)
+        self.state = "asleep" if asleep else "idle"
+        self._asleep = asleep
+        self.turned = clock
+        return True
 
     def settle(self, clock: float) -> None:
         """Add up until `clock`, monotonic seconds; what came before the latest time is passed over."""

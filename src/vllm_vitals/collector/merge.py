@@ -4,15 +4,17 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import msgspec
 
-from vllm_vitals.collector.collector import Collector
+from vllm_vitals.collector.abandoned import SKEW
+from vllm_vitals.collector.collector import Collector, EngineKey
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.step import Facts, Gone, Record, Sleep, Step
+from vllm_vitals.step import Facts, Gap, Gone, Record, Sleep, Step
 from vllm_vitals.vllm.recall import Recall
 
 LONGEST_HOLD = 1.0
@@ -21,7 +23,8 @@ LONGEST_HOLD = 1.0
 REST = 0.25
 """Seconds between two times that steps are added up, where nobody serves: what comes meanwhile is added up together."""
 
-EngineKey = tuple[str, str]
+AWAKE = 1.0
+"""Seconds after which a process has heard all that waited for it, had it been stopped before."""
 
 
 @dataclass(eq=False)
@@ -31,6 +34,24 @@ class Member:
     until: float = 0.0
     """Monotonic seconds, on the clock that all processes of a host share, up to which it has told everything."""
     engines: set[EngineKey] = field(default_factory=set)
+    _times: deque[float] = field(default_factory=deque)
+    """The latest `until`s, back to the first that it was awake after."""
+
+    def tell(self, until: float) -> None:
+        """Take note that it has told everything up to `until`."""
+        if until > self.until:
+            self.until = until
+            self._times.append(until)
+            while len(self._times) > 1 and self._times[1] <= until - AWAKE:
+                self._times.popleft()
+
+    @property
+    def certain(self) -> float:
+        """Return up to when it has told all that there was to hear, whether it was stopped meanwhile or not.
+
+        A process that goes on after a stop may say that it has told all before it has heard of what happened.
+        """
+        return self._times[0] if self._times and self._times[0] <= self.until - AWAKE else -math.inf
 
 
 class Merger:
@@ -61,7 +82,7 @@ class Merger:
         pause = self._pace()
         with self._lock:
             member = self._members.setdefault(process, Member())
-            member.until = max(member.until, until)
+            member.tell(until)
             records = self._recall.read(process, records, time.time() - time.monotonic(), pause)
             passed = [record for record in records if self._passes(record, member)]
             if any(isinstance(record, Gone) for record in passed):
@@ -77,6 +98,7 @@ class Merger:
             member = self._members.pop(process, Member())
             self._recall.forget(process)
             gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
+            self._collector.lose(member.engines, time.monotonic())
             self._release(pause, until=math.inf if gone else 0.0)  # what an engine did before it went
             self._collector.add(gone, pause)
 
@@ -105,6 +127,9 @@ class Merger:
             latest = record.clock >= self._slept.get(key, 0.0)
             self._slept[key] = max(record.clock, self._slept.get(key, 0.0))
             return latest
+        if isinstance(record, Gap):
+            self._collector.lose(member.engines, time.monotonic())
+            return False
         if isinstance(record, Gone):
             member.engines.discard((record.model, record.engine))
             return self._is_gone((record.model, record.engine))
@@ -113,7 +138,9 @@ class Merger:
     def _is_news(self, facts: Facts, member: Member) -> bool:
         """Tell whether facts are not those that another process of the engine has told."""
         key = (facts.model, facts.engine)
-        member.engines.add(key)
+        if key not in member.engines:
+            member.engines.add(key)
+            self._collector.meet(key)
         known, self._facts[key] = self._facts.get(key), facts
         return known is None or _without_startup(known) != _without_startup(facts)
 
@@ -132,7 +159,14 @@ class Merger:
             steps.append(heappop(self._held)[2])
         self._released = time.monotonic()
         self._collector.add(steps, pause)
-        self._collector.flush(min(horizon, time.monotonic()))
+        self._collector.flush(min(horizon, time.monotonic()), self._certain)
+
+    def _certain(self, key: EngineKey) -> tuple[float, float]:
+        """Return up to when nothing is missing of an engine, and how much its processes may differ: see `flush`."""
+        members = [member for member in self._members.values() if key in member.engines]
+        if len(members) == 1:
+            return members[0].until, 0.0
+        return min((member.certain for member in members), default=-math.inf), SKEW
 
 
 def _go_on() -> None:

@@ -25,8 +25,8 @@ class Rate:
         self._since = clock
 
     def add(self, clock: float, amount: float) -> None:
-        """Take in what came at `clock`, monotonic seconds."""
-        self._average = self.at(clock) + amount / MEMORY
+        """Take in what came at `clock`, monotonic seconds, in any order."""
+        self._average = self.at(clock) + amount / MEMORY * math.exp((clock - self._since) / MEMORY)
 
     def at(self, clock: float) -> float:
         """Return the rate at `clock`, monotonic seconds."""

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from vllm_vitals.step import Record
+from vllm_vitals.step import Gap, Record
 from vllm_vitals.wire.frames import (
     CLOSED,
     FOREIGN,
@@ -87,6 +87,7 @@ def _take(process: Process, conn: socket.socket, payload: bytes, pass_on: PassOn
         if process.connection is not conn:
             raise WireError(CLOSED, "there is a newer connection")
         if batch.sequence > process.taken:
-            pass_on(process.peer, batch.records, batch.until)
+            dropped = 0 < process.taken < batch.sequence - 1  # it says so only in a later one
+            pass_on(process.peer, [Gap(), *batch.records] if dropped else batch.records, batch.until)
             process.taken = batch.sequence
     deliver(conn, encode(Taken(batch.sequence)))
