@@ -23,6 +23,9 @@ VLLM = "0.32.0"
 PYTHONS = ("3.11", "3.12", "3.13")
 REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".cache"
+NEWER = "trixie"
+"""The first Debian whose VictoriaMetrics takes OTLP, which no Debian's Prometheus does, and whose Compose is no Python."""
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 LOG = CACHE / "bootstrap.log"
 TEST_DEPENDENCIES = ("pytest", "pytest-timeout", "aiohttp", "httpx", "rotel", "trustme", "hypothesis")
 # Their CUDA builds break the import of transformers beside a CPU torch, and no text model needs them.
@@ -52,7 +55,7 @@ def ensure_environment(version: str = VLLM) -> Path:
             stamp.write_text(json.dumps(done))
         if done.get("project") != _project_fingerprint():
             what = "installing this project and the test tools"
-            _run(what, _pip(python, "--editable", str(REPO), *TEST_DEPENDENCIES))
+            _run(what, _pip(python, "--editable", f"{REPO}[preview]", *TEST_DEPENDENCIES))
             stamp.write_text(json.dumps(done | {"project": _project_fingerprint()}))
         if not _has_numa_library():
             debian_package("libnuma1")
@@ -69,22 +72,29 @@ def prometheus_tools() -> tuple[Path, Path]:
     return tools / "prometheus", tools / "promtool"
 
 
-def debian_package(name: str) -> Path:
-    """Return the directory that holds an unpacked Debian package; nothing gets installed."""
-    target = CACHE / "debian" / name
+def victoria_metrics_tools() -> tuple[Path, Path]:
+    """Return a real ``victoria-metrics`` and ``vmalert``, of a release that takes OTLP."""
+    tools = debian_package("victoria-metrics", release=NEWER) / "usr" / "bin"
+    return tools / "victoria-metrics", tools / "vmalert"
+
+
+def compose_tool() -> Path:
+    """Return a real ``docker-compose``, which needs no Docker to check files and to merge them."""
+    package = debian_package("docker-compose", release=NEWER)
+    return package / "usr" / "libexec" / "docker" / "cli-plugins" / "docker-compose"
+
+
+def debian_package(name: str, *, release: str | None = None) -> Path:
+    """Return the directory that holds an unpacked Debian package, of this or another release; nothing gets installed."""
+    target = CACHE / "debian" / (f"{name}-{release}" if release else name)
     if target.is_dir():
         return target
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
         raise BootstrapError(f"{name!r} is missing and there is no apt-get: install {name!r}")
-    work = target.with_name(f"{name}.partial")
+    work = target.with_name(f"{target.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    try:
-        _run(f"downloading the Debian package {name}", ["apt-get", "download", name], cwd=work)
-    except BootstrapError:
-        _run("no package lists: fetching them", [*_private_apt(), "update"])
-        what = f"downloading the Debian package {name}"
-        _run(what, [*_private_apt(), "download", name], cwd=work)
+    _download(name, release, work)
     (archive,) = work.glob("*.deb")
     _run(f"unpacking {archive.name}", ["dpkg", "-x", str(archive), str(work)])
     archive.unlink()
@@ -174,15 +184,46 @@ def _pip(python: Path, *arguments: str) -> list[str]:
     return [str(python), "-m", "pip", "install", "--disable-pip-version-check", *arguments]
 
 
-def _private_apt() -> list[str]:
-    """Return ``apt-get`` with lists of its own, so that anybody may update them."""
-    state, cache = CACHE / "apt" / "state", CACHE / "apt" / "cache"
+def _download(name: str, release: str | None, work: Path) -> None:
+    what = f"downloading the Debian package {name}"
+    if release is None:
+        with contextlib.suppress(BootstrapError):
+            _run(what, ["apt-get", "download", name], cwd=work)
+            return
+    _run(f"fetching the package lists of {release or 'this system'}", [*_private_apt(release), "update"])
+    _run(what, [*_private_apt(release), "download", name], cwd=work)
+
+
+def _private_apt(release: str | None = None) -> list[str]:
+    """Return ``apt-get`` with lists of its own, so that anybody may update them, of this Debian or another release."""
+    home = CACHE / "apt" / release if release else CACHE / "apt"
+    state, cache = home / "state", home / "cache"
     for directory in (state / "lists" / "partial", cache / "archives" / "partial"):
         directory.mkdir(parents=True, exist_ok=True)
     # Root would otherwise hand the download to a user that may not enter this directory.
     settings = {"Dir::State": state, "Dir::Cache": cache, "APT::Sandbox::User": "root"}
     settings["Dir::State::status"] = Path("/var/lib/dpkg/status")
+    if release:
+        sources = home / "sources.list"
+        sources.write_text(f"deb [signed-by={KEYS}] {_debian_archive()} {release} main\n")
+        settings |= {"Dir::Etc::sourcelist": sources, "Dir::Etc::sourceparts": Path("/dev/null")}
     return ["apt-get", *(f"-o{name}={value}" for name, value in settings.items())]
+
+
+def _debian_archive() -> str:
+    """Return where this machine has its own Debian packages from."""
+    found = _archives(["apt-get"])
+    if not found:  # where no list was ever fetched, apt does not know what they are of
+        _run("no package lists: fetching them", [*_private_apt(), "update"])
+        found = _archives(_private_apt())
+    if not found:
+        raise BootstrapError("apt knows no archive of Debian, and only that has what the tests need")
+    return found[0]
+
+
+def _archives(apt: list[str]) -> list[str]:
+    what = ["indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian"]
+    return subprocess.run([*apt, *what], capture_output=True, text=True, check=False).stdout.split()
 
 
 def _project_fingerprint() -> str:

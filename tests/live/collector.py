@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -93,10 +93,16 @@ def _labels(attributes: Any) -> Labels:
     return frozenset((each.key, each.value.string_value or str(each.value.int_value)) for each in attributes)
 
 
+class Receiver(Protocol):
+    """What takes OTLP over HTTP at `endpoint`/v1/metrics."""
+
+    endpoint: str
+
+
 class Rotel:
     """The collector `rotel` between us and a sink; it can be killed and come back on the same ports."""
 
-    def __init__(self, sink: Sink, home: Path) -> None:
+    def __init__(self, sink: Receiver, home: Path) -> None:
         self.grpc, self.http = free_port(), free_port()
         self._sink, self._home = sink, home
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""Two real vLLMs on which everything happens that dashboards and alerts are about, and a Prometheus that watches."""
+"""Two real vLLMs on which everything happens that dashboards and alerts are about, and two stores that watch."""
 
 import asyncio
 import contextlib
@@ -7,19 +7,21 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import yaml
 
 from tests.live.bootstrap import REPO
+from tests.live.collector import Rotel
 from tests.live.load import run_load
 from tests.live.model import make_adapters
 from tests.live.server import VllmServer, numa_library_path
 from tests.live.test_prometheus import Prometheus
+from tests.live.victoria import VictoriaMetrics
 from tests.unit.nvml import stub
 
 SLOS = [
@@ -64,13 +66,31 @@ groups:
 """An alert that fires: real ones wait longer than a test should."""
 
 
+class Stores(NamedTuple):
+    """A Prometheus that scraped, and what a collector forwarded to."""
+
+    scraped: Prometheus
+    pushed: VictoriaMetrics
+
+
 @contextlib.contextmanager
-def watched(model: Path, home: Path) -> Iterator[Prometheus]:
-    """Run two servers, provoke everything, and yield the Prometheus that has seen it."""
+def watched(model: Path, home: Path) -> Iterator[Stores]:
+    """Run two servers, provoke everything, and yield what has seen it."""
     driver = stub.Driver(home) if stub.COMPILER else None
+    pushed = VictoriaMetrics()
     with contextlib.ExitStack() as stack:
-        servers = [_two_engines(model, home, driver), VllmServer(model, args=SPECULATING, env=_environment(driver))]
-        prometheus = stack.enter_context(_prometheus(home, *servers))
+        rotel = Rotel(pushed, home)
+        servers = [
+            _two_engines(model, home, _environment(driver, rotel, "two")),
+            VllmServer(model, args=SPECULATING, env=_environment(driver, rotel, "one")),
+        ]
+        scraped = stack.enter_context(_prometheus(home, *servers))
+        stack.enter_context(pushed.running(home))
+        stack.callback(rotel.kill)
+        rotel.start()
+        if driver is not None:
+            for index in range(2):
+                driver.plug(index)
         with ThreadPoolExecutor(2) as starts:
             list(starts.map(stack.enter_context, servers))
         if driver is not None:
@@ -78,12 +98,14 @@ def watched(model: Path, home: Path) -> Iterator[Prometheus]:
                 driver.say({f"{index}.processes": "".join(f"{server.pid}:{5_000_000} " for server in servers)})
         with _working(driver):
             asyncio.run(_provoke(*servers))
-        yield prometheus
+        yield Stores(scraped, pushed)
 
 
-def _environment(driver: stub.Driver | None) -> dict[str, str]:
+def _environment(driver: stub.Driver | None, rotel: Rotel, name: str) -> dict[str, str]:
     shown = {
-        "VLLM_SERVER_DEV_MODE": "1", "VITALS_SLOS": json.dumps(SLOS), "VITALS_EXEMPLARS": "true",
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{rotel.endpoint('http')}/v1/metrics", "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+        "OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id={name},k8s.cluster.name=here,k8s.namespace.name=prod",
+        "VITALS_OTLP__INCLUDE_NATIVE": "true", "VLLM_SERVER_DEV_MODE": "1", "VITALS_SLOS": json.dumps(SLOS), "VITALS_EXEMPLARS": "true",
         "VITALS_PRICE__PER_GPU_HOUR": "2.5", "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
     }  # fmt: skip
     if driver is None:
@@ -95,12 +117,9 @@ def _environment(driver: stub.Driver | None) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _two_engines(model: Path, home: Path, driver: stub.Driver | None) -> VllmServer:
-    if driver is not None:
-        for index in range(2):
-            driver.plug(index)
+def _two_engines(model: Path, home: Path, environment: Mapping[str, str]) -> VllmServer:
     modules = [f"{name}={path}" for name, path in make_adapters(home / "adapters").items()]
-    return VllmServer(model, args=(*TWO_ENGINES, "--lora-modules", *modules), env=_environment(driver))
+    return VllmServer(model, args=(*TWO_ENGINES, "--lora-modules", *modules), env=environment)
 
 
 @contextlib.contextmanager

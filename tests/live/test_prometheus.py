@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.live.bootstrap import prometheus_tools
+from tests.live.bootstrap import REPO, prometheus_tools
 from tests.live.conftest import put_load
 from tests.live.pages import eventually, settled
 from tests.live.server import VllmServer, fetch, free_port
@@ -97,3 +98,27 @@ def test_promtool_finds_nothing_wrong(server: VllmServer) -> None:
         [promtool, "check", "metrics"], input=server.vitals_text(), capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_configuration_of_the_local_stack_scrapes_and_evaluates(server: VllmServer, tmp_path: Path) -> None:
+    """As it lies in `deploy/prometheus`, but for where vLLM is."""
+    lies = REPO / "deploy" / "prometheus"
+    shutil.copytree(lies / "rules", tmp_path / "rules")
+    shutil.copytree(lies / "targets" / "scrape", tmp_path / "targets")
+    for port, name in ((server.vitals_port, "vllm:9464"), (server.port, "vllm:8000")):
+        (file,) = (file for file in (tmp_path / "targets").iterdir() if name in file.read_text())
+        file.write_text(file.read_text().replace(name, f"localhost:{port}"))
+    running = Prometheus(tmp_path, 0, (lies / "prometheus.yml").read_text().replace("{", "{{").replace("}", "}}"))
+    try:
+        for job in ("vllm", "vllm-native"):
+            assert eventually(lambda job=job: running.query(f'up{{job="{job}", instance="vllm"}}') == 1, 30), job
+        native = running.query('vllm:generation_tokens_total{instance="vllm"}')
+        assert native > 0
+        assert eventually(lambda: running.query('vllm_tokens_generation_total{instance="vllm"}') == native)
+        assert eventually(lambda: running.query("model:vllm_engine_saturation_ratio:max") >= 0, 60)
+        groups = json.loads(fetch(f"http://127.0.0.1:{running.port}/api/v1/rules"))["data"]["groups"]
+        assert len(groups) > 5
+        assert [rule for group in groups for rule in group["rules"] if rule.get("lastError")] == []
+    finally:
+        running.process.terminate()
+        running.process.wait(timeout=20)

@@ -133,5 +133,5 @@ def test_what_a_destination_wants_is_read_as_its_page_says(path):
 
 def test_there_is_a_page_for_each_destination():
     assert {path.stem for path in DESTINATIONS} == {
-        "collector", "datadog", "dynatrace", "google-cloud", "grafana", "new-relic",
+        "collector", "datadog", "dynatrace", "google-cloud", "grafana", "new-relic", "victoriametrics",
     }  # fmt: skip
