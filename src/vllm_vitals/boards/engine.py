@@ -44,7 +44,7 @@ def limiter(c: Context) -> Builder[Panel]:
 
 def saturation(c: Context) -> Builder[Panel]:
     return figure(
-        "Saturation", "How near it is to turning work away: 1 while requests wait for room. To scale on.",
+        "Saturation", "How near it is to turning work away, over half a minute: goes to 1 while requests wait for room. To scale on.",
         PERCENT, Query(c.queries.max(engine.SATURATION), "saturation"), decimals=0, none=QUIET,
     )  # fmt: skip
 
@@ -248,7 +248,7 @@ def startup(c: Context) -> Builder[Panel]:
     return figure(
         "Start-up", "From the start of the serving process until its engines were ready: what a new replica takes, and so how "
         "early to scale out.",
-        SECONDS, Query(c.queries.max(engine.STARTUP), "took"), width=THIRD, none="not known", over_time=False,
+        SECONDS, Query(c.queries.max(engine.STARTUP), "took"), width=THIRD, none="not known",
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def attainment(c: Context) -> Builder[Panel]:
         "SLO attainment",
         "Share of the judged requests of the time shown that met every limit of their SLO. Below the target: look at the "
         "burn rate, then at the worst engines. Nothing here: no SLO is configured (setting `slos`).",
-        PERCENT, Query(good, "{{slo}}"), decimals=2, none=NO_SLO, over_time=False,
+        PERCENT, Query(good, "{{slo}}"), decimals=2, none=NO_SLO,
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def budget(c: Context) -> Builder[Panel]:
         "Error budget left",
         "What is left of the bad requests that the target allows in the time shown: show the time that your SLO is about, "
         "such as 30 days. Below 0 the target is missed: hold releases back until it is earned again.",
-        PERCENT, Query(left, "{{slo}}"), steps=((None, BAD), (0, GOOD)), decimals=0, none=NO_SLO, over_time=False,
+        PERCENT, Query(left, "{{slo}}"), steps=((None, BAD), (0, GOOD)), decimals=0, none=NO_SLO,
     )  # fmt: skip
 
 
@@ -54,7 +54,6 @@ def burning(c: Context) -> Builder[Panel]:
         "How many times as fast as the target allows the error budget is used up. 1 lasts exactly as long as the SLO's "
         "window; at 14.4 a budget for 30 days is gone in 2 days. Above 1: open Latency, phases of the violators.",
         "suffix:x", Query(burn_rate(c, "1h"), "{{slo}}"), steps=((None, GOOD), (1, BAD)), decimals=2, none=NO_SLO,
-        over_time=False,
     )  # fmt: skip
 
 
@@ -128,7 +127,7 @@ def tokens(c: Context) -> Builder[Panel]:
 def saturation(c: Context) -> Builder[Panel]:
     return lines(
         "Saturation",
-        "How near engines are to turning work away: 1 while requests wait for room. The largest at 1 with a low mean is bad "
+        "How near engines are to turning work away, over half a minute: goes to 1 while requests wait for room. The largest at 1 with a low mean is bad "
         "routing; both near 1 call for more replicas. This is the signal to scale on.",
         PERCENT,
         Query(c.queries.max(engine.SATURATION), "most", {"most": VERMILION}),

@@ -90,7 +90,7 @@ def used(c: Context) -> Builder[Panel]:
     return figure(
         "Energy used", "Energy that all GPUs used in the time shown, by their own counters. Multiply with the emission factor of "
         "your power for a report.",
-        "watth", Query(joules / JOULES_PER_WATT_HOUR, "energy"), none=UNSAMPLED, over_time=False,
+        "watth", Query(joules / JOULES_PER_WATT_HOUR, "energy"), none=UNSAMPLED,
     )  # fmt: skip
 
 
@@ -224,9 +224,9 @@ def temperature(c: Context) -> Builder[Panel]:
 
 def throttled(c: Context) -> Builder[Panel]:
     return lines(
-        "Clocks kept down", "Share of time by reason, summed over GPUs. sw_power_cap under full load is normal. Thermal reasons and "
+        "GPUs with clocks kept down", "How many at a time, by reason. sw_power_cap under full load is normal. Thermal reasons and "
         "hw_slowdown are faults: cooling, power supply.",
-        "percentunit", by_label(c.queries.rate(gpu.THROTTLED, ("reason",)), "reason", REASONS), width=THIRD, none=UNSAMPLED,
+        "short", by_label(c.queries.rate(gpu.THROTTLED, ("reason",)), "reason", REASONS), width=THIRD, none=UNSAMPLED,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 
-from vllm_vitals.boards.query import DATASOURCE, Format, Query
+from vllm_vitals.boards.query import DATASOURCE, Format, Query, ref_id
 from vllm_vitals.boards.theme import HEAT, LIMIT, NO_TRAFFIC, SKY
 
 Steps = Sequence[tuple[float | None, str]]
@@ -29,9 +29,13 @@ THIRD, HALF, WHOLE = 8, 12, 24
 
 def figure(
     title: str, why: str, unit: str, *queries: Query, steps: Steps = (), decimals: int | None = None, width: int = 4,
-    none: str = NO_TRAFFIC, over_time: bool = True,
+    none: str = NO_TRAFFIC,
 ) -> stat.Panel:  # fmt: skip
-    """Return a panel with one large number for each series: the latest, above a small graph if it is told `over_time`."""
+    """Return a panel with one large number for each series, as it is now.
+
+    It has no small graph: a series that has ended, because nothing is asked or nobody tells any more, would go on showing
+    its last number.
+    """
     made = (
         stat.Panel()
         .title(title)
@@ -42,7 +46,7 @@ def figure(
         .span(width)
         .height(SMALL)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(values=False).fields(""))
-        .graph_mode(options.BigValueGraphMode.AREA if over_time else options.BigValueGraphMode.NONE)
+        .graph_mode(options.BigValueGraphMode.NONE)
         .color_mode(options.BigValueColorMode.VALUE)
         .color_scheme(_color(FieldColorModeId.THRESHOLDS) if steps else _color(FieldColorModeId.FIXED, SKY))
         .thresholds(_thresholds(steps or ((None, SKY),)))
@@ -50,7 +54,7 @@ def figure(
     if decimals is not None:
         made = made.decimals(decimals)
     for number, query in enumerate(queries):
-        made = made.with_target(query.target(number, instant=not over_time))
+        made = made.with_target(query.target(number, instant=True))
     return made
 
 
@@ -86,7 +90,7 @@ def lines(
             common.ScaleDistributionConfig().type(options.ScaleDistribution.LOG).log(10)
         )  # fmt: skip
     for number, query in enumerate(queries):
-        made = _coloured(made.with_target(query.target(number, instant=False)), query)
+        made = _coloured(made.with_target(query.target(number, instant=False)), query, ref_id(number))
     return made
 
 
@@ -151,14 +155,14 @@ def fixed(colour: str) -> DynamicConfigValue:
     return DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
 
 
-def _coloured(panel: timeseries.Panel, query: Query) -> timeseries.Panel:
+def _coloured(panel: timeseries.Panel, query: Query, reference: str) -> timeseries.Panel:
     for name, colour in query.colours.items():
         panel = panel.override_by_name(name, [fixed(colour)])
     if query.limit:
-        panel = panel.override_by_name(query.legend, _dashed())
+        panel = panel.override_by_query(reference, _dashed())
     if query.right:
         axis = [DynamicConfigValue("unit", query.right), DynamicConfigValue("custom.axisPlacement", "right")]
-        panel = panel.override_by_name(query.legend, axis)
+        panel = panel.override_by_query(reference, axis)
     return panel
 
 

@@ -30,7 +30,6 @@ def dropped(c: Context) -> Builder[Panel]:
         "Steps dropped", "Steps of the time shown that were lost because a queue was full. Above 0 the counts are too low: raise "
         "queue_size, or wire.buffer where a collector is elsewhere.",
         "short", Query(c.queries.over("$__range").increase(itself.DROPPED), "dropped"), steps=NONE_WRONG, decimals=0, none=SILENT,
-        over_time=False,
     )  # fmt: skip
 
 
@@ -39,7 +38,6 @@ def swallowed(c: Context) -> Builder[Panel]:
         "Errors swallowed", "Errors of the time shown that were kept from serving. Above 0: vLLM's log has each kind once, with "
         "what it was about.",
         "short", Query(c.queries.over("$__range").increase(itself.ERRORS), "errors"), steps=NONE_WRONG, decimals=0, none=SILENT,
-        over_time=False,
     )  # fmt: skip
 
 
@@ -48,7 +46,7 @@ def failing(c: Context) -> Builder[Panel]:
         "Exports failed", "Exports of the time shown that failed. Growing: the receiver is away or refuses; its name and answer are "
         "in vLLM's log.",
         "short", Query(c.queries.over("$__range").increase(itself.EXPORTS_FAILED), "failed"), steps=NONE_WRONG, decimals=0,
-        none="none failed", over_time=False,
+        none="none failed",
     )  # fmt: skip
 
 
