@@ -5,7 +5,7 @@ GET_PIP = import subprocess, sys; from tests.live.bootstrap import debian_packag
 	(pip,) = debian_package('python3-pip-whl').glob('usr/share/python-wheels/pip-*.whl'); \
 	subprocess.run([sys.executable, pip / 'pip', 'install', '--no-index', pip], check=True)
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs pictures clean
 
 demo: ## Start a real vLLM on this CPU with the plugin, put load on it, show live figures.
 	$(PYTHON) tests/live/bootstrap.py
@@ -30,6 +30,10 @@ docs: $(NOX) ## Write the generated pages anew.
 	.venv/bin/vllm-vitals dashboards --source native
 	.venv/bin/python -m helm.generate
 	$(NOX) -s helm -- --rewrite -k "golden or plain"
+
+pictures: ## Take the README's pictures anew, of a real run; takes a Chromium on the PATH.
+	$(PYTHON) tests/live/bootstrap.py
+	.venv-vllm/bin/python -m tests.live.pictures
 
 clean: ## Remove every environment and cache.
 	rm -rf .venv .venv-vllm .nox .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

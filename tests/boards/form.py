@@ -59,8 +59,16 @@ def _of_a_panel(panel: Board) -> Iterator[str]:
         yield from _of_a_query(panel, target)
     if any(step["color"] in {"green", "red"} or step["value"] == 80 for step in _steps(defaults)):
         yield "it has Grafana's default thresholds"
+    yield from _of_overrides(panel)
     if panel["gridPos"]["w"] < NARROWEST:
         yield f"it is only {panel['gridPos']['w']} columns wide"
+
+
+def _of_overrides(panel: Board) -> Iterator[str]:
+    """Yield names that are templates: a series is called by what comes of one, so that its look would not be overridden."""
+    for override in panel["fieldConfig"]["overrides"]:
+        if override["matcher"]["id"] == "byName" and "{{" in override["matcher"]["options"]:
+            yield f"no series is called {override['matcher']['options']}"
 
 
 def _of_a_query(panel: Board, target: Board) -> Iterator[str]:

@@ -200,6 +200,7 @@ BROKEN: list[tuple[Any, str]] = [
     (lambda board: first(board)["targets"][0].update(legendFormat=""), "have no name"),
     (lambda board: first(board)["targets"][0].pop("range"), "neither instant nor a range"),
     (lambda board: first(board)["fieldConfig"]["defaults"]["thresholds"].update(steps=[{"color": "red", "value": 80}]), "default thresholds"),
+    (lambda board: first(board)["fieldConfig"]["overrides"].append({"matcher": {"id": "byName", "options": "of {{slo}}"}, "properties": []}), "no series is called"),
     (lambda board: board["links"][0].update(includeVars=False), "does not carry variables"),
     (lambda board: board.update(__inputs=[]), "only an export has"),
     (lambda board: first(board).update(datasource={"type": "prometheus", "uid": "prom"}), "data source that is chosen"),

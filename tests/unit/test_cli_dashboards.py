@@ -18,6 +18,17 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_a_preview_without_its_extra_says_what_to_install(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith(("vllm_vitals.preview", "vllm_vitals.cli.preview"))]:
+        monkeypatch.delitem(sys.modules, name)
+    ran = CliRunner().invoke(app, ["dashboards", "preview", "--out", str(tmp_path / "x.html")])
+    assert ran.exit_code == 1
+    assert "It needs grafana-foundation-sdk and matplotlib, on Python 3.11 or newer" in ran.output
+    assert "pip install 'vllm-vitals[preview]'" in ran.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_source_is_refused(tmp_path) -> None:
     ran = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path), "--source", "vllm"])
     assert ran.exit_code == 2

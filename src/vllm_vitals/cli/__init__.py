@@ -23,6 +23,10 @@ Command = Annotated[
 ]  # fmt: skip
 
 
+boards = typer.Typer(pretty_exceptions_enable=False)
+app.add_typer(boards, name="dashboards")
+
+
 class SourceName(str, Enum):
     """Whose metrics the dashboards show."""
 
@@ -35,6 +39,17 @@ class HistogramName(str, Enum):
 
     EXPLICIT = "explicit"
     EXPONENTIAL = "exponential"
+
+
+SourceOption = Annotated[
+    SourceName, typer.Option(help="vitals: this plugin's metrics. native: vLLM's own, where no plugin can load.")
+]
+HistogramsOption = Annotated[
+    HistogramName,
+    typer.Option(
+        help="exponential: as the setting otlp.histograms=exponential leaves them in a Prometheus (native histograms)."
+    ),
+]
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer's callback convention
@@ -119,8 +134,9 @@ def run_sidecar(
     raise typer.Exit(sidecar.run(socket, native_url))
 
 
-@app.command("dashboards")
+@boards.callback(invoke_without_command=True)
 def write_dashboards(
+    context: typer.Context,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory for the files; dashboards, or dashboards/native, by default.", show_default=False),
@@ -132,20 +148,72 @@ def write_dashboards(
         str,
         typer.Option(help="What the uids of the dashboards begin with, for more than one set of them in a Grafana."),
     ] = "vllm-vitals",
-    source: Annotated[
-        SourceName, typer.Option(help="vitals: this plugin's metrics. native: vLLM's own, where no plugin can load.")
-    ] = SourceName.VITALS,
-    histograms: Annotated[
-        HistogramName,
-        typer.Option(
-            help="exponential: as the setting otlp.histograms=exponential leaves them in a Prometheus (native histograms)."
-        ),
-    ] = HistogramName.EXPLICIT,
+    source: SourceOption = SourceName.VITALS,
+    histograms: HistogramsOption = HistogramName.EXPLICIT,
 ) -> None:
-    """Write Grafana's dashboards as JSON files, to be provisioned or imported. Needs the extra `dashboards`."""
+    """Write Grafana's dashboards as JSON files, to be provisioned or imported. Needs the extra `dashboards`.
+
+    `dashboards preview` shows them without Grafana.
+    """
     from vllm_vitals.cli import dashboards  # noqa: PLC0415
 
-    raise typer.Exit(dashboards.write(out, source.value, datasource, uid_prefix, histograms.value))
+    if context.invoked_subcommand is None:
+        raise typer.Exit(dashboards.write(out, source.value, datasource, uid_prefix, histograms.value))
+    given = [
+        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    if given:
+        raise typer.BadParameter(f"--{given[0].replace('_', '-')} goes behind {context.invoked_subcommand}")
+
+
+@boards.command("preview")
+def preview_dashboards(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BOARD", help="Names of the boards; all without.", show_default=False),
+    ] = None,
+    prometheus: Annotated[str, typer.Option(metavar="URL", help="The Prometheus to ask.")] = "http://localhost:9090",
+    out: Annotated[
+        Path,
+        typer.Option(help="A file that ends in .html, or in .png (takes a Chromium), or a directory for a page each."),
+    ] = Path("preview.html"),
+    span: Annotated[
+        str, typer.Option("--range", metavar="DURATION", help="How much time is shown: 15m, 6h, 7d.")
+    ] = "1h",
+    until: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="When it ends, such as 2026-01-31T12:00:00Z; now by default.", show_default=False
+        ),
+    ] = "",
+    scrape: Annotated[
+        str,
+        typer.Option(
+            "--scrape-interval", metavar="DURATION", help="That of the Prometheus, as Grafana's data source has it."
+        ),
+    ] = "15s",
+    variables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--var",
+            metavar="NAME=VALUE",
+            help="Narrow a variable of the dashboards, such as model; once for each value.",
+            show_default=False,
+        ),
+    ] = None,
+    source: SourceOption = SourceName.VITALS,
+    histograms: HistogramsOption = HistogramName.EXPLICIT,
+) -> None:
+    """Draw dashboards from a live Prometheus into one page, without Grafana. Needs the extra `preview`.
+
+    Exit code 1 when a query failed, 2 when an option is wrong or the Prometheus does not answer.
+    """
+    from vllm_vitals.cli import dashboards  # noqa: PLC0415
+
+    asked = dashboards.Asked(
+        tuple(names or ()), prometheus, out, span, until, scrape, tuple(variables or ()), source.value, histograms.value
+    )
+    raise typer.Exit(dashboards.preview(asked))
 
 
 @app.command("rules")

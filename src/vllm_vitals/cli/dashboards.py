@@ -1,7 +1,8 @@
-"""`vllm-vitals dashboards`: Grafana's dashboards as files."""
+"""`vllm-vitals dashboards`: Grafana's dashboards as files, and previews of them."""
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -11,18 +12,27 @@ from vllm_vitals.promql import Histograms, Source
 FAILED = 1
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a preview is asked for, as the command line has it: `boards` by name, all of them if none is named."""
+
+    boards: tuple[str, ...]
+    prometheus: str
+    out: Path
+    span: str
+    until: str
+    scrape: str
+    variables: tuple[str, ...]
+    source: Source
+    histograms: Histograms
+
+
 def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, histograms: Histograms) -> int:
     """Write a file for each board, and say which; return the exit code."""
     try:
         from vllm_vitals.boards import Options, build  # noqa: PLC0415
     except ImportError as error:
-        version = ".".join(map(str, sys.version_info[:2]))
-        typer.echo(
-            f"vllm-vitals dashboards: {error}. It needs grafana-foundation-sdk, on Python 3.11 or newer (this is {version}): "
-            "pip install 'vllm-vitals[dashboards]'",
-            err=True,
-        )
-        return FAILED
+        return _lacking(error, "dashboards", "dashboards", "grafana-foundation-sdk")
     try:
         boards = build(Options(source, datasource, uid_prefix, histograms))
     except ValueError as error:
@@ -41,6 +51,25 @@ def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, hi
     return 0
 
 
+def preview(asked: Asked) -> int:
+    """Write a preview, and say where; return the exit code."""
+    try:
+        from vllm_vitals.cli.preview import show  # noqa: PLC0415
+    except ImportError as error:
+        return _lacking(error, "dashboards preview", "preview", "grafana-foundation-sdk and matplotlib")
+    return show(asked)
+
+
 def text(board: dict[str, object]) -> str:
     """Return a board as the text of its file."""
     return json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _lacking(error: ImportError, command: str, extra: str, needed: str) -> int:
+    version = ".".join(map(str, sys.version_info[:2]))
+    typer.echo(
+        f"vllm-vitals {command}: {error}. It needs {needed}, on Python 3.11 or newer (this is {version}): "
+        f"pip install 'vllm-vitals[{extra}]'",
+        err=True,
+    )
+    return FAILED

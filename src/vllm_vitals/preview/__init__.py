@@ -1,0 +1,1 @@
+"""Dashboards drawn without Grafana, from a live Prometheus; needs the extra `preview`."""
