@@ -8,6 +8,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +27,8 @@ from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 LONGEST_SOCKET = 107
 SOCKET: dict[str, Any] = {"format": "unix-socket"}
 NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
+HEADER = re.compile(r"[A-Za-z0-9._-]+")
+"""What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
@@ -41,6 +44,11 @@ def without_password(url: str) -> str:
     scheme, separator, rest = url.rpartition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def split(address: str) -> SplitResult:
+    """Return the parts of a URL, or of a bare host and port; raise `ValueError` for a bracket that is not closed."""
+    return urlsplit(address if "://" in address else f"//{address}")
 
 
 def readable(path: Path | None) -> Path | None:
@@ -174,6 +182,8 @@ class OtlpSettings(Section):
     @classmethod
     def _sendable(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in headers.items():
+            if not HEADER.fullmatch(name):  # and it is not shown: of `authorization:TOKEN=` it is the most
+                raise ValueError("the name of a header may hold letters, digits, '-', '_' and '.' only")
             if not (name + value.get_secret_value()).isascii() or not (name + value.get_secret_value()).isprintable():
                 raise ValueError(f"the header {name!r} holds something that is no printable ASCII")
         return headers
@@ -187,6 +197,10 @@ class OtlpSettings(Section):
     def _consistent(self) -> "OtlpSettings":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        try:
+            split(self.endpoint or "")
+        except ValueError as error:
+            raise ValueError(f"endpoint={without_password(self.endpoint or '')!r} is no address") from error
         if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             shown = without_password(self.endpoint)
             raise ValueError(f"endpoint={shown!r} must begin with http:// or https:// for http/protobuf")
@@ -268,7 +282,8 @@ class GenAISettings(Section):
     enabled: bool = Field(True, description="Keep the gen_ai.server.* metrics.")
     operation_name: str = Field(
         "chat", min_length=1, max_length=64,
-        description="gen_ai.operation.name: vLLM's stats do not tell chat from text_completion.",
+        description="gen_ai.operation.name: vLLM's stats do not tell chat from text_completion. Unset, it is embeddings for "
+        "a model that pools.",
     )  # fmt: skip
     provider_name: str = Field("vllm", min_length=1, max_length=64, description="gen_ai.provider.name.")
 
@@ -310,7 +325,7 @@ class Settings(Section):
     )  # fmt: skip
     exemplars: bool = Field(
         False, description="Put the request id beside the latest value of each bucket of the per-request "
-        "latency histograms (OpenMetrics only)."
+        "latency histograms, in OpenMetrics and OTLP."
     )  # fmt: skip
     buckets: dict[str, list[float]] = Field(
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "

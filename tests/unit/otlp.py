@@ -22,8 +22,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 )
 
 from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
-from vllm_vitals.exporters.otlp.transport import Answer
 from vllm_vitals.settings import Settings
 
 HOST = "127.0.0.1"

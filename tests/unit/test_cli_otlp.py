@@ -219,6 +219,7 @@ def test_the_other_protocol(kind: Any, protocol: str, monkeypatch: pytest.Monkey
         (HttpReceiver(Reply(400)), Status.FAIL, "HTTP 400", "receiver's log"),
         (HttpReceiver(Reply(503)), Status.WARN, "HTTP 503", "loses nothing"),
         (HttpReceiver(Reply(body=otlp.partial(3, "odd").SerializeToString())), Status.WARN, "odd", "documentation"),
+        (HttpReceiver(Reply(body=b"<p>", type="text/html")), Status.WARN, "answered with a web page", "documentation"),
         (GrpcReceiver(Refusal(grpc.StatusCode.PERMISSION_DENIED)), Status.FAIL, "PERMISSION_DENIED", "HEADERS"),
         (GrpcReceiver(Refusal(grpc.StatusCode.UNIMPLEMENTED)), Status.FAIL, "UNIMPLEMENTED", "No OTLP metrics"),
         (GrpcReceiver(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)), Status.WARN, "EXHAUSTED", "loses nothing"),

@@ -79,8 +79,10 @@ def test_differences_start_at_what_was_acknowledged() -> None:
 def test_a_counter_that_began_anew_is_sent_whole() -> None:
     made, _, _ = registry()
     build = builder(made, "delta")
-    build.acknowledge(build.build(lambda: None))
+    before = build.build(lambda: None)
+    build.acknowledge(before)
     fresh = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Prompts.", ENGINE, registry=fresh).labels("0").inc(4)
     made.collect = fresh.collect  # type: ignore[method-assign]
-    assert [point.value for point in points(build.build(lambda: None), "vllm:prompt_tokens_total")] == [4]
+    (point,) = points(build.build(lambda: None), "vllm:prompt_tokens_total")
+    assert (point.value, point.start_time_unix_nano) == (4, before.time)  # its time and that of before do not overlap

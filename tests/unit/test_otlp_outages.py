@@ -34,7 +34,7 @@ from tests.unit.otlp import (
     wait_until,
 )
 from vllm_vitals.exporters.otlp import exporter as module
-from vllm_vitals.exporters.otlp.transport import _seconds
+from vllm_vitals.exporters.otlp.answer import WEB_PAGE, asked_seconds
 from vllm_vitals.exporters.registry import VitalsCollector
 
 LABEL = {"exporter": "otlp"}
@@ -282,12 +282,23 @@ def test_an_endless_answer_is_not_kept(pushing: Any) -> None:
 
 
 def test_a_success_with_a_body_that_is_no_protobuf_is_a_success(pushing: Any) -> None:
-    for reply in (Reply(body=b"<html>ok</html>", type="text/html"), Reply(body=b"\xff\xff\xff"), Reply(204)):
+    for reply in (Reply(body=b"{}", type="application/json"), Reply(body=b"\xff\xff\xff"), Reply(204)):
         with HttpReceiver(reply).serve() as receiver:
             pusher = pushing(receiver.endpoint)
             answer = pusher.push()
             pusher.close()
         assert (answer.ok, answer.rejected, answer.warning) == (True, 0, "")
+
+
+def test_a_web_page_is_a_success_that_is_told_once(pushing: Any, caplog: Any) -> None:
+    with HttpReceiver(Reply(body=b"<html>Welcome</html>", type="text/html; charset=utf-8")).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        assert pusher.push().ok
+        assert pusher.push().ok
+        pusher.close()
+    ((level, text),) = loud(caplog)
+    assert level == "WARNING"
+    assert text.endswith(f"took a push, but has something to say: {WEB_PAGE}")
 
 
 # --- A receiver that says no
@@ -417,7 +428,7 @@ def test_retry_info_that_is_garbage_does_not_hide_the_failure(trailer: str, push
      ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("Fri, 99 Foo 2020", 0.0)],
 )  # fmt: skip
 def test_retry_after_headers(header: str, seconds: float) -> None:
-    assert _seconds(header) == seconds
+    assert asked_seconds(header) == seconds
 
 
 def test_a_peer_cannot_make_us_wait_for_ever(monkeypatch: pytest.MonkeyPatch, pushing: Any) -> None:
@@ -446,6 +457,27 @@ def test_rejected_points_are_one_warning_and_the_rest_counts(kind: Any, pushing:
     assert "too old" in loud(caplog)[0][1]
     assert outcomes(pusher) == (3, 0, 3)
     assert count(pusher, "vitals_exports_refused_points_total") == 9
+
+
+@kinds
+def test_points_that_are_rejected_now_and_then_are_one_warning(kind: Any, pushing: Any, caplog: Any) -> None:
+    """As they are with differences: what a receiver leaves out comes when it changed."""
+    answers = [
+        partial(1, "metric 3 too old"),
+        None,
+        partial(2, "metric 5 too old"),
+        None,
+        partial(1, "no such unit"),
+        None,
+    ]
+    replies = [each and Reply(body=each.SerializeToString()) for each in answers] if kind is HttpReceiver else answers
+    with kind(*replies).serve() as receiver:
+        pusher = pushing(receiver.endpoint, protocol=kind.protocol, temporality="delta")
+        for _ in answers:
+            assert pusher.push().ok
+        pusher.close()
+    told = [text for _, text in loud(caplog)]
+    assert [text.rpartition(": ")[2] for text in told] == ["metric 3 too old", "no such unit"]
 
 
 # --- The loop

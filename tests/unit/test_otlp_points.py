@@ -216,6 +216,23 @@ def test_start_times(temporality: str) -> None:
         assert [point.as_double for point in each] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_no_point_starts_after_its_time_though_the_clock_is_set_back(
+    temporality: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    with HttpReceiver().serve() as receiver:
+        pusher = of(receiver, temporality=temporality)
+        for late in (0, 3600):
+            monkeypatch.setattr(time, "time_ns", lambda: now - late * NANO)  # noqa: B023
+            feed(pusher.collector, step(10.0 + late, running=1))
+            assert pusher.push().ok
+        pusher.close()
+    (point,) = metrics(receiver.received[-1].message)["vitals.steps"].sum.data_points
+    assert point.start_time_unix_nano <= point.time_unix_nano == now - 3600 * NANO
+    assert point.as_double == (2 if temporality == "cumulative" else 1)
+
+
 def test_gauges_of_the_moment_have_the_time_of_their_step_while_it_is_fresh() -> None:
     now = time.time()
     with HttpReceiver().serve() as receiver:

@@ -4,6 +4,7 @@ import threading
 import time
 from array import array
 from collections import Counter as Tally
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +14,17 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics.export import MetricsData
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric as NativeMetric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.unit.builders import MODEL, examples, facts, feed, step
 from tests.unit.otlp import Key, metrics, points
 from vllm_vitals.collector.cells import HistogramCell
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp import exporter as module
+from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import Target
-from vllm_vitals.exporters.otlp.transport import Answer
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.settings import Settings
@@ -349,6 +351,19 @@ def test_native_metrics_that_cannot_be_read_once_are_neither_lost_nor_doubled(te
     assert link.sums()["vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")})] == (10,)
     errors = frozenset({("process", "0"), ("stage", "export")})
     assert link.held()["vitals.errors", errors] == (1,)
+
+
+def test_a_broken_file_of_a_multiprocess_directory_does_not_cost_the_push(tmp_path: Path) -> None:
+    (tmp_path / "counter_1.db").write_bytes(b"\xff\x00\x00\x00")
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+    link = Link(native=lambda: registry, temporality="delta")
+    for tokens in (5, 6):
+        feed(link.collector, step(running=1, generation_tokens=tokens))
+        assert link.push().ok
+    assert link.sums()["vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")})] == (11,)
+    errors = frozenset({("process", "0"), ("stage", "export")})
+    assert link.held()["vitals.errors", errors] == (2,)
 
 
 def test_ours_on_vllms_page_are_not_pushed_twice() -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import ssl
 import stat
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import grpc
 import pytest
 import trustme
 
-from tests.unit.otlp import HOST, RECEIVERS, GrpcReceiver, HttpReceiver, Pusher, Receiver, Refusal, Reply, of
+from tests.unit.otlp import HOST, RECEIVERS, GrpcReceiver, HttpReceiver, Pusher, Receiver, Refusal, Reply, of, said
 from vllm_vitals import runtime as runtime_module
 from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
@@ -83,17 +84,58 @@ def test_a_header_that_cannot_be_sent_is_refused_without_being_told(value: str) 
 
 
 @kinds
+@pytest.mark.parametrize(
+    "words",
+    [f"invalid token: Bearer {SECRET}", f"no such key: {SECRET}", f"{'.' * 270} {SECRET}"],
+    ids=["whole", "bare", "where the line ends"],
+)
 def test_a_receiver_that_repeats_a_header_does_not_bring_it_into_the_log(
-    kind: Any, caplog: pytest.LogCaptureFixture
+    words: str, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = f"invalid token: Bearer {SECRET}"
-    refusal = Reply(401, said.encode(), type="text/plain")
-    with kind(refusal if kind is HttpReceiver else Refusal(grpc.StatusCode.UNAUTHENTICATED, said)).serve() as receiver:
+    refusal = Reply(401, words.encode(), type="text/plain")
+    with kind(refusal if kind is HttpReceiver else Refusal(grpc.StatusCode.UNAUTHENTICATED, words)).serve() as receiver:
         pusher = of(receiver, headers={"authorization": f"Bearer {SECRET}"})
         answer = pusher.push()
         pusher.close()
     assert not answer.ok
+    assert "***" in answer.error
+    assert SECRET[:5] not in answer.error + caplog.text
+
+
+@kinds
+def test_a_header_too_short_for_a_secret_leaves_the_answer_as_it_is(kind: Any) -> None:
+    refusal = Reply(401) if kind is HttpReceiver else Refusal(grpc.StatusCode.UNAUTHENTICATED, "1 of 1")
+    with kind(refusal).serve() as receiver:
+        pusher = of(receiver, headers={"X-Scope-OrgID": "1"})
+        answer = pusher.push()
+        pusher.close()
+    assert answer.error == ("HTTP 401 Unauthorized" if kind is HttpReceiver else "gRPC UNAUTHENTICATED: 1 of 1")
+
+
+def test_a_header_that_grpc_cannot_send_brings_no_other_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with GrpcReceiver().serve() as receiver:
+        pusher = of(receiver, headers={"x-key-bin": SECRET, "authorization": f"Bearer {SECRET}"})
+        answer = pusher.push()
+        pusher.close()
+    assert not answer.ok
+    assert "x-key-bin" in answer.error
     assert SECRET not in answer.error + caplog.text
+
+
+@pytest.mark.parametrize("endpoint", ["http://c:port", "http://", "http://a..b:4318"])
+def test_what_is_no_address_is_an_error_that_names_it(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    answer = Pusher(endpoint).push()
+    assert (answer.ok, answer.permanent) == (False, True)
+    assert answer.error.startswith(("InvalidURL: ", "LocationParseError: ", "LocationValueError: ", "UnicodeError: "))
+    ((level, text),) = said(caplog.records)
+    assert level == "ERROR"
+    assert "until the setting or the receiver is changed" in text
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1:4318", "[::1:4317"])
+def test_an_endpoint_that_cannot_be_read_is_a_wrong_setting(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="is no address"):
+        load({"VITALS_OTLP__ENDPOINT": endpoint, "VITALS_OTLP__PROTOCOL": "grpc"})
 
 
 def test_a_password_in_the_endpoint_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,6 +147,25 @@ def test_a_password_in_the_endpoint_is_not_logged(caplog: pytest.LogCaptureFixtu
         pusher.close()
     assert f"{HOST}:{receiver.port}" in caplog.text
     assert SECRET not in caplog.text
+
+
+def test_a_user_in_the_endpoint_proves_who_asks_unless_a_header_does() -> None:
+    with HttpReceiver().serve() as receiver:
+        for headers in ({}, {"authorization": "Bearer mine"}):
+            pusher = Pusher(f"http://u%40a:p%3Aw@{HOST}:{receiver.port}", headers=headers)
+            assert pusher.push().ok
+            pusher.close()
+    sent = [push.headers["authorization"] for push in receiver.received]
+    assert sent == [f"Basic {b64encode(b'u@a:p:w').decode()}", "Bearer mine"]
+
+
+@kinds
+def test_an_error_does_not_tell_the_endpoints_password(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pusher = Pusher(f"http://user:{SECRET}@no-such-host.invalid:99999", protocol=kind.protocol, timeout=2.0)
+    answer = pusher.push()
+    pusher.close()
+    assert not answer.ok
+    assert SECRET not in answer.error + caplog.text
 
 
 def test_a_netrc_does_not_replace_the_configured_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +181,10 @@ def test_a_netrc_does_not_replace_the_configured_header(tmp_path: Path, monkeypa
 
 
 @kinds
-def test_standard_variables_that_our_own_replace_have_no_effect(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("headers", [{"x-ours": "1"}, {}])
+def test_standard_variables_that_our_own_replace_have_no_effect(
+    headers: dict[str, str], kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-generic=1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "x-metrics=1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -128,13 +192,35 @@ def test_standard_variables_that_our_own_replace_have_no_effect(kind: Any, monke
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", "false")
     with kind().serve() as receiver:
-        pusher = of(receiver, headers={"x-ours": "1"}, compression="none")
+        pusher = of(receiver, headers=headers, compression="none")
         assert pusher.push().ok
         pusher.close()
     sent = receiver.received[-1].headers
-    assert sent["x-ours"] == "1"
+    assert {name: value for name, value in sent.items() if name.startswith("x-")} == headers
     assert "content-encoding" not in sent
-    assert not {"x-generic", "x-metrics", "x-traces"} & set(sent)
+
+
+@kinds
+@pytest.mark.parametrize("timeout", ["", "soon", "2500.5"])
+def test_variables_of_nonsense_cost_no_push_and_nobody_else_tells_them(
+    timeout: str, kind: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Our own words on them are `standard`'s, and said once; these exporters would say theirs at every connection."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", timeout)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", timeout)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_HEADERS", f"authorization:{SECRET},x-right=1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "sideways")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "round")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "perhaps")
+    busy = Reply(503) if kind is HttpReceiver else Refusal(grpc.StatusCode.UNAVAILABLE, "busy")
+    with kind(busy, None).serve() as receiver:
+        pusher = of(receiver)
+        assert [pusher.push().ok for _ in range(3)] == [False, True, True]
+        pusher.close()
+    assert [record.name for record in caplog.records] == ["vllm.vitals"] * 2
+    assert SECRET not in caplog.text
+    assert "x-right" not in receiver.received[-1].headers
 
 
 # --- TLS
@@ -259,6 +345,25 @@ def test_a_ca_that_is_replaced_counts_at_the_next_push_after_a_failure(
         trusted.write_bytes(authority.file.read_bytes())
         assert pusher.push().ok
         pusher.close()
+
+
+@kinds
+def test_a_ca_file_that_goes_is_one_line_and_counts_once_it_is_back(
+    kind: Any, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    with secured(kind, authority) as receiver:
+        pusher = of(receiver, tls_ca=trusted)
+        trusted.unlink()
+        for _ in range(2):
+            assert str(trusted) in pusher.push().error
+        ((level, text),) = said(caplog.records)
+        assert (level, str(trusted) in text) == ("WARNING", True)
+        trusted.write_bytes(authority.file.read_bytes())
+        assert pusher.push().ok
+        pusher.close()
+    assert "Traceback" not in caplog.text
 
 
 @kinds

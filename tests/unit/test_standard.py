@@ -170,7 +170,11 @@ def test_a_warning_is_told_also_when_another_setting_is_wrong(
     assert "OTEL_METRIC_EXPORT_INTERVAL" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["s3cret", "authorization:s3cret", "=s3cret", "a=1,s3cret"])
+@pytest.mark.parametrize(
+    "text",
+    ["s3cret", "authorization:s3cret", "=s3cret", "a=1,s3cret", "authorization:Bearer s3cret==", "Bearer s3cret=",
+     "a=1,authorization:%20s3cret="],
+)  # fmt: skip
 def test_wrong_headers_are_a_warning_without_their_value(text: str) -> None:
     loaded = load({f"{GENERIC}HEADERS": text})
     (warning,) = loaded.warnings

@@ -150,7 +150,7 @@ def _no_tls(target: Target, found: Peer, error: OSError) -> Finding:
 
 def _push(target: Target, found: Peer | None, address: str) -> Finding:
     """Send one push without metrics, with the transport that the exporter uses."""
-    from vllm_vitals.exporters.otlp.transport import Answer  # noqa: PLC0415 - heavy, and only when there is a push
+    from vllm_vitals.exporters.otlp.answer import Answer  # noqa: PLC0415 - heavy, and only when there is a push
 
     answers: list[Answer] = []
     # On a thread of its own: a peer that answers byte by byte outlasts every timeout.
@@ -174,14 +174,15 @@ def _push(target: Target, found: Peer | None, address: str) -> Finding:
 def _send(target: Target, answers: list[object]) -> None:
     from opentelemetry.sdk.metrics.export import MetricsData  # noqa: PLC0415
 
-    from vllm_vitals.exporters.otlp.transport import Answer, connect  # noqa: PLC0415
+    from vllm_vitals.exporters.otlp.answer import failed  # noqa: PLC0415
+    from vllm_vitals.exporters.otlp.transport import connect  # noqa: PLC0415
 
     try:
         transport = connect(target, min(target.timeout, 2 * PATIENCE))
         answers.append(transport.send(MetricsData([])))
         transport.close()
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(Answer(error=f"{type(error).__name__}: {error}"))
+        answers.append(failed(error))
 
 
 def _advice(target: Target, found: Peer | None, address: str, error: str) -> str:

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 import vllm_vitals
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.collector.collector import Collector
+from vllm_vitals.exporters.otlp.answer import Answer, failed
 from vllm_vitals.exporters.otlp.bridge import native_series
 from vllm_vitals.exporters.otlp.identity import Identity, resource
 from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
 from vllm_vitals.exporters.otlp.target import Target, resolve
-from vllm_vitals.exporters.otlp.transport import Answer, Transport, connect
+from vllm_vitals.exporters.otlp.transport import Transport, connect
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.native.apart import Apart, Outcome
@@ -36,7 +38,7 @@ PATIENCE = 2.0
 MOST_STUCK = 3
 """Pushes that may be stuck with a peer that answers byte by byte; then no more for a while."""
 MOST_KINDS = 5
-"""Kinds of failure that are logged in one outage."""
+"""Kinds of failure that are logged in one outage, and of remarks on pushes that were taken."""
 
 Connect = Callable[[Target, float], Transport]
 
@@ -85,7 +87,8 @@ class OtlpExporter:
         self._failures = 0
         self._said: set[str] = set()
         """The kinds of failure that were logged since the latest success."""
-        self._partial = False
+        self._remarks: set[str] = set()
+        """The kinds of remarks on pushes that were taken, as far as they were logged."""
         self._whole = True
         """Whether all series could be read for the latest push."""
 
@@ -130,7 +133,7 @@ class OtlpExporter:
             answer = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
             self._collector.error("export", "A push could not be built", key="otlp-build")
-            answer, push = Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__), None
+            answer, push = failed(error), None
         if answer.ok and push is not None:
             self._points.acknowledge(push, whole=self._whole)
         self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
@@ -176,7 +179,10 @@ class OtlpExporter:
     def _send(self, push: Push, timeout: float) -> Answer:
         """Send on a thread of its own: a peer that answers byte by byte outlasts every timeout."""
         data, answers = self._data(push), list[Answer]()
-        transport = self._transport = self._transport or self._connect(self._target, timeout)
+        try:
+            transport = self._transport = self._transport or self._connect(self._target, timeout)
+        except OSError as error:  # a file of a certificate that is gone
+            return failed(error)
         if self._stopped.is_set():
             _deliver(transport, data, answers)  # whoever stops us does not wait longer than the bound
             return answers[0]
@@ -235,11 +241,21 @@ class OtlpExporter:
             LOGGER.info("OTLP push to %s succeeds again after %s", shown, times)
             self._failures = 0
             self._said.clear()
-        partial = bool(answer.rejected or answer.warning)
-        if partial and not self._partial:
-            reason = answer.warning or "it does not say why"
-            LOGGER.warning("OTLP receiver %s took a push without %d of its points: %s", shown, answer.rejected, reason)
-        self._partial = partial
+        if answer.rejected or answer.warning:
+            self._tell_remark(answer)
+
+    def _tell_remark(self, answer: Answer) -> None:
+        """Log what a receiver says of a push that it took, each kind of remark once.
+
+        Of differences a point comes when it changed, so what a receiver always leaves out comes and goes.
+        """
+        kind = re.sub(r"\w*\d\w*", "", answer.warning)
+        if kind in self._remarks or len(self._remarks) >= MOST_KINDS:
+            return
+        self._remarks.add(kind)
+        left_out = f" without {answer.rejected} of its points" if answer.rejected else ", but has something to say"
+        reason = answer.warning or "it does not say why"
+        LOGGER.warning("OTLP receiver %s took a push%s: %s", self._target.shown, left_out, reason)
 
     def _outlook(self, answer: Answer) -> str:
         """Return what comes after a failure."""
@@ -300,4 +316,4 @@ def _deliver(transport: Transport, data: MetricsData, answers: list[Answer]) -> 
     try:
         answers.append(transport.send(data))
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__))
+        answers.append(failed(error))

@@ -190,10 +190,13 @@ class PointBuilder:
             return NumberDataPoint(attributes, 0, seen, series.state.value)
         start, state = self._started, series.state
         window = self._acknowledged.get((series.metric.name, series.labels))
-        if window is not None and window.series.cell is series.cell and _follows(state, window.series.state):
-            start, state = window.since, _difference(state, window.series.state)
-            if not (any(state.counts) if series.metric.kind == "histogram" else state.value):
-                return None
+        if window is not None:
+            start = window.since  # what began anew did so after it
+            if window.series.cell is series.cell and _follows(state, window.series.state):
+                state = _difference(state, window.series.state)
+                if not (any(state.counts) if series.metric.kind == "histogram" else state.value):
+                    return None
+        start = min(start, now)  # the system's clock may have been set back
         if series.metric.kind == "counter":
             return NumberDataPoint(attributes, start, now, state.value)
         return self._histogram(series, attributes, start, now, state)

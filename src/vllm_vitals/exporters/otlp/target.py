@@ -1,10 +1,11 @@
 """Where OTLP is pushed to, resolved from our settings and the standard variables."""
 
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
-from vllm_vitals.settings import OtlpSettings, without_password
+from vllm_vitals.settings import OtlpSettings, split, without_password
 
 SIGNAL_PATH = "/v1/metrics"
 
@@ -36,6 +37,15 @@ class Target:
         """Return the endpoint as it may be logged: without a password that it may hold."""
         return without_password(self.endpoint)
 
+    def secrets(self) -> list[str]:
+        """Return what may not be logged, the longest first: values of headers, and what proves who asks in a URL.
+
+        Of `Bearer TOKEN` and `user:password` the last part too: that is what a receiver may repeat.
+        """
+        proof = split(self.endpoint).netloc.rpartition("@")[0]
+        parts = {*self.headers.values(), *(value.rpartition(" ")[2] for value in self.headers.values())}
+        return sorted(filter(None, {*parts, proof, proof.rpartition(":")[2]}), key=len, reverse=True)
+
 
 def resolve(settings: OtlpSettings) -> Target | None:
     """Return the target that settings describe, `None` without an endpoint."""
@@ -45,7 +55,7 @@ def resolve(settings: OtlpSettings) -> Target | None:
     return Target(
         endpoint=settings.endpoint if grpc else _url(settings.endpoint, settings.signal_path),
         protocol=settings.protocol,
-        headers={name: value.get_secret_value() for name, value in settings.headers.items()},
+        headers=_headers(settings),
         ca=_text(settings.tls_ca),
         cert=_text(settings.tls_cert),
         key=_text(settings.tls_key),
@@ -56,8 +66,18 @@ def resolve(settings: OtlpSettings) -> Target | None:
 
 
 def _url(endpoint: str, signal_path: bool | None) -> str:  # noqa: FBT001
-    append = signal_path if signal_path is not None else urlsplit(endpoint).path in ("", "/")
+    append = signal_path if signal_path is not None else split(endpoint).path in ("", "/")
     return f"{endpoint.rstrip('/')}{SIGNAL_PATH}" if append else endpoint
+
+
+def _headers(settings: OtlpSettings) -> dict[str, str]:
+    """Return what is sent along: the headers, and what an HTTP endpoint says of who asks, as any client would."""
+    headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+    parts = split(settings.endpoint or "")
+    if settings.protocol != "grpc" and parts.username and "authorization" not in map(str.lower, headers):
+        proof = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(proof.encode()).decode()}"
+    return headers
 
 
 def _insecure(settings: OtlpSettings) -> bool:
