@@ -1,6 +1,7 @@
 """What KV connectors report in each release, as its own classes record it, is what its own metrics make of it."""
 
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -8,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.compat.configs import make_config
 from tests.compat.frontend import scheduler
+from tests.compat.oracle import Oracle
 from tests.compat.releases import Release
 from tests.compat.test_numbers import ours, page, shown_of
 from tests.connectors import (
@@ -28,6 +30,10 @@ from tests.connectors import (
     check,
 )
 from tests.parity import Samples, value
+from vllm_vitals.collector.collector import Collector
+from vllm_vitals.native.page import parse
+from vllm_vitals.native.source import NativeSource
+from vllm_vitals.settings import Settings
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 ENGINE = {"model_name": "m", "engine": "0"}
@@ -48,13 +54,16 @@ class Connector:
 
     def page(self, told: Any) -> Samples:
         """Return what its own metrics make of that."""
-        registry = CollectorRegistry()
+        return page(self.show(told, CollectorRegistry()))
+
+    def show(self, told: Any, registry: CollectorRegistry) -> CollectorRegistry:
+        """Return a registry with what its own metrics make of that."""
         if self._shows is not None:
             kinds = {kind: partial(kind, registry=registry) for kind in (Gauge, Counter, Histogram)}
             config = make_config(self._release, kv_transfer_config={"kv_connector_extra_config": {}})
             with self._release.installed():
                 self._shows(config, kinds, list(ENGINE), {0: list(ENGINE.values())}).observe(told, 0)
-        return page(registry)
+        return registry
 
 
 def find(release: Release, name: str, shows: str, *modules: str) -> Connector:
@@ -238,3 +247,91 @@ def test_a_multi_connector_has_those_of_each(release: Release) -> None:
     for name, part in parts.items():
         compared = check(part.page(carried(part.told)), found, name, CASES[name][1](release))
         assert len(compared) >= 3
+
+
+# The same by way of vLLM's page, where no plugin runs
+
+KNOWN = {name: make for name, (make, _) in CASES.items()} | {"MooncakeConnector": mooncake}
+ALL = ".*"
+DURATION, SIZES = "vllm_kv_transfer_duration_seconds", "vllm_kv_transfer_size_bytes"
+
+
+def untold(release: Release, name: str) -> str:
+    """Return, as a pattern, which of our metrics of a connector a page of its release does not tell."""
+    only_sums = {"MooncakeStoreConnector": SIZES}
+    if not release.at_least("0.24.0"):
+        only_sums["OffloadingConnector"] = DURATION
+    several_classes = {"NixlConnector"} if release.at_least("0.20.0") else set()
+    return ALL if name in {"MooncakeConnector", *several_classes} else only_sums.get(name, "none")
+
+
+def whole(release: Release) -> CollectorRegistry:
+    """Return all else that a vLLM shows."""
+    return Oracle(release, make_config(release)).registry
+
+
+def natively(registry: CollectorRegistry) -> Samples:
+    """Return what a sidecar shows that fetches vLLM's page."""
+    collector = Collector(Settings())
+    NativeSource(collector.store).take(parse(generate_latest(registry), "text/plain"), time.time())
+    return shown_of(collector)
+
+
+def of_connector(found: Samples, name: str) -> Samples:
+    """Return the samples of a connector, without those of its buckets, which vLLM's page has others of."""
+    own = {
+        sample: {labels: number for labels, number in values.items() if ("connector", name) in labels}
+        for sample, values in found.items()
+        if not sample.endswith(("_bucket", "_created"))
+    }
+    return {sample: values for sample, values in own.items() if values}
+
+
+def bounds(samples: Samples, name: str, **labels: str) -> set[str]:
+    """Return the bounds of a histogram."""
+    return {dict(given)["le"] for given in samples.get(f"{name}_bucket", ()) if labels.items() <= set(given)}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_its_page_tells_what_it_reports(release: Release, name: str) -> None:
+    connector = KNOWN[name](release)
+    told = carried(connector.told)
+    here = of_connector(shown(release, name, told), name)
+    there = of_connector(natively(connector.show(told, whole(release))), name)
+    lacking = untold(release, name)
+    assert here
+    assert not [sample for sample in there if re.match(lacking, sample)]
+    places = {(sample, labels) for sample, values in here.items() for labels in values}
+    for sample, labels in places | {(sample, labels) for sample, values in there.items() for labels in values}:
+        if not re.match(lacking, sample):
+            expected, got = here.get(sample, {}).get(labels, 0.0), there.get(sample, {}).get(labels, 0.0)
+            assert got == pytest.approx(expected), (sample, labels)
+    assert any(there.values()) is (lacking != ALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_page_tells_buckets_as_vllm_has_them(release: Release, name: str) -> None:
+    make, pairs = CASES[name]
+    connector = make(release)
+    registry = connector.show(carried(connector.told), whole(release))
+    if untold(release, name) == ALL:
+        return
+    native, there = page(registry), natively(registry)
+    assert check(native, there, name, pairs(release))
+    for pair in pairs(release):
+        prefix = "vllm_" if pair.ours.startswith("kv_") else "vllm_kv_transfer_"
+        expected = bounds(native, f"vllm:{pair.native}", **pair.where)
+        assert bounds(there, prefix + pair.ours, connector=name, **pair.labels) >= expected
+
+
+def test_a_page_of_several_connectors(release: Release) -> None:
+    registry, parts = whole(release), {"NixlConnector": nixl(release)}
+    if release.at_least("0.16.0"):
+        parts["OffloadingConnector"] = offloading(release)
+    for part in parts.values():
+        part.show(carried(part.told), registry)
+    there = natively(registry)
+    for name, part in parts.items():
+        alone = natively(part.show(carried(part.told), whole(release)))
+        assert of_connector(there, name) == of_connector(alone, name)
+        assert bool(of_connector(alone, name)) is (untold(release, name) != ALL)

@@ -7,9 +7,10 @@ from prometheus_client import Counter, Histogram
 
 from tests.unit.native_vllm import DECLARED, ENGINE, OPENMETRICS, RUST, TEXT, Vllm, text_page
 from vllm_vitals.catalog import CATALOG, cache, engine, requests
+from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.metric import Scope
 from vllm_vitals.native.mapping import mapped, missing, relevant
-from vllm_vitals.native.names import NAMES, NATIVES, OUTPUT_TOKENS, RECOMPUTED, SPECIAL, UNFIT
+from vllm_vitals.native.names import COUNTERPARTS, NAMES, OUTPUT_TOKENS, PARTLY, RECOMPUTED, UNFIT
 from vllm_vitals.native.page import parse
 
 OLDEST, NEWEST = (0, 11, 0), (0, 33, 0)
@@ -36,8 +37,9 @@ HISTOGRAMS = {
 
 
 def shown(vllm: Vllm) -> dict[str, Any]:
-    """Return what a page of a vLLM is mapped to, by our name and the labels beside the engine's."""
-    found = mapped(relevant(parse(text_page(vllm.registry), TEXT)))
+    """Return what a page of a vLLM is mapped to, but for KV connectors, by our name and the labels beside the engine's."""
+    page = mapped(relevant(parse(text_page(vllm.registry), TEXT)))
+    found = {place: each for place, each in page.items() if place[0] not in CONNECTORS}
     assert all(key[: len(metric.scope.value)] == ("m", "0")[: len(metric.scope.value)] for metric, key in found)
     return {" ".join([metric.name, *key[len(metric.scope.value) :]]): each for (metric, key), each in found.items()}
 
@@ -289,11 +291,11 @@ vllm:request_generation_tokens_bucket{le="+Inf"} 1
 
 
 def test_every_metric_is_had_or_it_is_said_why_not() -> None:
-    had = {native.ours for native in NATIVES}
+    had = {native.ours for native in COUNTERPARTS}
     why = dict(missing(CATALOG))
     own = {metric for metric in CATALOG if metric.scope is Scope.PROCESS}
     assert had | why.keys() | own == set(CATALOG)
-    assert had & why.keys() == {requests.PHASE_DURATION}
+    assert had & why.keys() - set(CONNECTORS) == {requests.PHASE_DURATION} == PARTLY.keys()
     assert {metric for metric in CATALOG if metric.native} - had == {engine.INFO, cache.LORA_REQUESTS} <= UNFIT.keys()
     assert all(why.values())
 
@@ -311,7 +313,8 @@ def test_names_are_those_of_releases_and_kinds_agree() -> None:
         f"vllm:{name.removesuffix('_total')}_total" if each.kind is Counter else f"vllm:{name}": each.kind
         for name, each in DECLARED.items()
     }
-    assert {native.unless for native in SPECIAL} - {""} <= declared.keys()
+    sums = {f"{name}_sum": Counter for name, kind in declared.items() if kind is Histogram}
+    assert {native.unless for native in COUNTERPARTS} - {""} <= declared.keys()
     assert {RECOMPUTED, OUTPUT_TOKENS} <= declared.keys() & NAMES
-    for native in NATIVES:
-        assert declared[native.name].__name__.lower() == native.ours.kind, native.name
+    for native in COUNTERPARTS:
+        assert (declared | sums)[native.name].__name__.lower() == native.ours.kind, native.name

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from vllm_vitals.catalog import Metric, engine, requests
 from vllm_vitals.catalog.metric import Key
-from vllm_vitals.native.names import OUTPUT_TOKENS, RECOMPUTED
+from vllm_vitals.native.names import NAMES, OUTPUT_TOKENS, RECOMPUTED
 from vllm_vitals.native.series import NativeSeries
 
 SHORT_OUTPUTS = "at most one token"
@@ -34,6 +34,8 @@ def derived(series: NativeSeries) -> Iterator[NativeSeries]:
     if series.name == OUTPUT_TOKENS and 1.0 in series.bounds:
         short = float(sum(series.counts[: series.bounds.index(1.0) + 1]))
         yield NativeSeries(SHORT_OUTPUTS, "counter", series.labels, short, created=series.created)
+    if series.kind == "histogram" and f"{series.name}_sum" in NAMES:
+        yield NativeSeries(f"{series.name}_sum", "counter", series.labels, series.value, created=series.created)
 
 
 def _without_recomputed(found: Found, shown: Shown) -> None:

@@ -9,7 +9,8 @@ from prometheus_client.core import Metric as NativeMetric
 from vllm_vitals.catalog import Gauge, Metric
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.native.corrections import CORRECTIONS, Found, Mapped, Shown, derived
-from vllm_vitals.native.names import NAMES, NATIVES, RENAMED, Native, why_missing
+from vllm_vitals.native.counterpart import Native
+from vllm_vitals.native.names import COUNTERPARTS, NAMES, RENAMED, why_missing
 from vllm_vitals.native.series import Labels, NativeSeries, read
 
 STARTED = "process_start_time_seconds"
@@ -36,7 +37,7 @@ def mapped(series: Iterable[NativeSeries]) -> Found:
     for each in series:
         shown.setdefault(each.name, []).append(each)
     found: Found = {}
-    for native in NATIVES:
+    for native in COUNTERPARTS:
         for each in _meant(native, shown):
             key = _key(native, each)
             if key is not None:
@@ -51,7 +52,7 @@ def missing(metrics: Iterable[Metric[Any]], names: Collection[str] | None = None
     """Return the metrics that vLLM's page cannot give, and why; with the names of its series, what one page cannot."""
     found = []
     for metric in metrics:
-        natives = [native.name for native in NATIVES if native.ours is metric]
+        natives = [native.name for native in COUNTERPARTS if native.ours is metric]
         if names is not None and natives and not any(name in names for name in natives):
             found.append((metric, f"this page has no {natives[0]}"))
         elif why := why_missing(metric):
@@ -63,20 +64,22 @@ def _meant(native: Native, shown: Shown) -> Iterator[NativeSeries]:
     """Yield the series that a native means; none where the page has something better."""
     if native.unless not in shown:
         for each in shown.get(native.name, ()):
-            if each.kind == native.ours.kind and native.where.items() <= dict(each.labels).items():
-                yield each
+            labels = set(each.labels)
+            if each.kind == native.ours.kind and native.where.items() <= labels:
+                yield each._replace(value=0.0) if native.but.items() & labels else each
 
 
 def _key(native: Native, series: NativeSeries) -> Key | None:
     """Return the values of our labels, `None` where the series does not tell one; who serves may go untold."""
-    told = {RENAMED.get(name, name): value for name, value in series.labels} | dict(native.labels)
+    told = dict.fromkeys(native.bare, "") | {RENAMED.get(name, name): value for name, value in series.labels}
+    told |= native.labels
     if any(label.name not in told for label in native.ours.labels):
         return None
     return tuple(told.get(name, "") for name in native.ours.labelnames)
 
 
 def _together(metric: Metric[Any], known: Mapped | None, more: Mapped) -> Mapped:
-    """Return what several series make together that only a label tells apart that ours have not, such as `pid`."""
+    """Return what series make together that only a name, or a label that ours lack such as `pid`, tells apart."""
     if known is None or known.bounds != more.bounds:
         return more
     if isinstance(metric, Gauge):  # of one engine, as several processes saw it: which is the latest is not told

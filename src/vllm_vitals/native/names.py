@@ -5,34 +5,19 @@ none; before 0.23 the tokens of its steps hold cached ones; the Rust front end c
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, itself, requests
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.gpu import GPU
+from vllm_vitals.native.connectors import OF_CONNECTORS, UNTOLD
+from vllm_vitals.native.counterpart import Native
 
 RENAMED = {"finished_reason": "finish_reason", "sleep_state": "state"}
 """vLLM's label names to ours, where they differ."""
 ONE_NAME = re.compile(r"vllm:\w+")
 """What the catalogue says of a metric that has one counterpart of the same shape."""
-
-
-@dataclass(frozen=True)
-class Native:
-    """A metric of vLLM's, and ours that it stands for."""
-
-    name: str
-    """That of its samples, or of the family of a histogram."""
-    ours: Metric[Any]
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of ours that vLLM's does not have."""
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the series that are meant."""
-    unless: str = ""
-    """A metric of vLLM's that is taken instead where a page has it."""
-
 
 UNFIT: dict[Metric[Any], str] = {
     engine.INFO: "vLLM shows a part of it, under other names, as labels of vllm:cache_config_info",
@@ -85,14 +70,18 @@ def _plain() -> Iterator[Native]:
 
 
 NATIVES = (*_plain(), *SPECIAL)
+"""Those that do not depend on a KV connector: PromQL over vLLM's own series is made of these."""
+COUNTERPARTS = (*NATIVES, *OF_CONNECTORS)
 RECOMPUTED = "vllm:prompt_tokens_recomputed_total"
 OUTPUT_TOKENS = "vllm:request_generation_tokens"
-NAMES = {native.name for native in NATIVES} | {RECOMPUTED, OUTPUT_TOKENS}
+NAMES = {native.name for native in COUNTERPARTS} | {RECOMPUTED, OUTPUT_TOKENS}
 """What is read of a page."""
 
 
 def why_missing(metric: Metric[Any]) -> str:
     """Return why a metric, or a part of it, is on no page of vLLM's; `""` when all of it is, or it is not vLLM's."""
+    if metric in CONNECTORS:
+        return UNTOLD.get(metric, "")
     if metric in {native.ours for native in NATIVES}:
         return PARTLY.get(metric, "")
     if metric in GPU:
@@ -100,8 +89,6 @@ def why_missing(metric: Metric[Any]) -> str:
     if metric in itself.ITSELF:
         of_plugin = metric.scope is not Scope.PROCESS or metric in OF_HOOKS
         return "the plugin counts it, and does not run in that vLLM" if of_plugin else ""
-    if metric in CONNECTORS:
-        return "vLLM shows it, if at all, under names of each connector's own, such as vllm:nixl_xfer_time_seconds"
     if metric.scope is Scope.CONVENTION:
         return "vLLM's latencies do not tell requests that failed from the others, and have other buckets"
     return UNFIT.get(metric, "vLLM does not export it")

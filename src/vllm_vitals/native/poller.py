@@ -10,6 +10,7 @@ from vllm_vitals.feed.pace import Pace
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.native.download import DownloadError, shown
 from vllm_vitals.native.mapping import missing
+from vllm_vitals.native.names import COUNTERPARTS
 from vllm_vitals.native.page import Page, PageError
 from vllm_vitals.native.source import NativeSource
 from vllm_vitals.settings import NativeSettings
@@ -31,9 +32,13 @@ class Poller:
 
     def start(self) -> None:
         """Begin to fetch, at once for the first time."""
-        absent = sorted(metric.name for metric, _ in missing(CATALOG))
+        had = {native.ours for native in COUNTERPARTS}
+        lacking = [metric for metric, _ in missing(CATALOG)]
         LOGGER.info(
-            "vLLM's own metrics of %s are shown under our names; they do not tell: %s", self._shown, ", ".join(absent)
+            "vLLM's own metrics of %s are shown under our names; they do not tell: %s; of these not all: %s",
+            self._shown,
+            ", ".join(sorted(metric.name for metric in lacking if metric not in had)),
+            ", ".join(sorted(metric.name for metric in lacking if metric in had)),
         )
         self._thread.start()
 

@@ -55,7 +55,7 @@ def vllms(metric: Metric[Any], wanted: Mapping[str, Match], used: Collection[str
     ]
     if not found:
         asked = ", ".join(match.text(label) for label, match in wanted.items() if label in own)
-        why = why_missing(metric) or "vLLM does not export it"
+        why = why_missing(metric) or "no one series of vLLM's is like it"
         raise Unavailable(f"no metric of vLLM's stands for {metric.name}{{{asked}}}: {why}")
     return found
 
