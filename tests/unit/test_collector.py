@@ -532,6 +532,14 @@ def test_the_conventions_metrics_can_be_switched_off_and_named() -> None:
     assert (labels["gen_ai_operation_name"], labels["gen_ai_provider_name"]) == ("text_completion", "acme")
 
 
+@pytest.mark.parametrize(("settings", "operation"), [({}, "embeddings"), ({"operation_name": "chat"}, "chat")])
+def test_a_model_that_pools_makes_embeddings_unless_told_otherwise(settings: dict[str, str], operation: str) -> None:
+    ended = finished(Finished("stop", duration=1.0))
+    see = Sight(collect(facts("0", "pooling"), ended, gen_ai=settings))
+    (labels,) = see.labels("gen_ai_server_request_duration_seconds_count")
+    assert labels["gen_ai_operation_name"] == operation
+
+
 @pytest.mark.parametrize(("tokens", "observed"), [(0, 0), (1, 0), (2, 1)])
 def test_time_per_output_token_needs_two_tokens(tokens: int, observed: int) -> None:
     stats = request_stats(num_generation_tokens=tokens, mean_time_per_output_token=0.5)

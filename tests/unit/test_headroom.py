@@ -180,6 +180,22 @@ def test_saturation_does_not_depend_on_how_often_it_is_told() -> None:
     assert often.at(60.0) == pytest.approx(seldom.at(60.0))
 
 
+def test_an_idle_engine_comes_to_have_no_saturation_at_all() -> None:
+    mine = Saturation(0.0)
+    mine.step(0.0, 1.0)
+    mine.step(1000.0, 0.0)
+    assert mine.at(1000.0 + 20 * MEMORY) == pytest.approx(math.exp(-20))
+    assert mine.at(1000.0 + 21 * MEMORY) == 0.0
+
+
+def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
+    mine = Saturation(0.0)
+    for second in range(0, 3600, 60):  # one of 1024 requests, for 10 ms of each minute
+        mine.step(float(second), 1 / 1024)
+        mine.step(second + 0.01, 0.0)
+        assert mine.at(second + 60.0) > 0
+
+
 # --- In the collector
 
 

@@ -8,6 +8,7 @@ from vllm_vitals.boards.board import Board, Context, Row
 from vllm_vitals.boards.panels import THIRD, figure, lines
 from vllm_vitals.boards.query import Query
 from vllm_vitals.boards.shapes import (
+    ANYWHERE,
     ENGINE,
     ENGINE_NAME,
     PERCENT,
@@ -19,18 +20,26 @@ from vllm_vitals.boards.shapes import (
 )
 from vllm_vitals.boards.theme import GREEN, GREY, ORANGE, SKY, VERMILION
 from vllm_vitals.catalog import cache, cost, requests
-from vllm_vitals.promql import ratio
+from vllm_vitals.promql import Vector, max_by, ratio, sum_by
 
 OFF = "no lookups"
 NOT_SPECULATING = "no speculation"
 
 
+def _found(c: Context, *by: str) -> Vector:
+    """Return the share of the prompt tokens looked up that any tier had.
+
+    A connector is asked for what the engine's own cache lacks: these were looked up there already.
+    """
+    asked = max_by(c.queries.rate(cache.PREFIX_QUERIES, (*ANYWHERE, "tier")), *ANYWHERE)
+    return ratio(c.queries.rate(cache.PREFIX_HITS, by), sum_by(asked, *by))
+
+
 def hit_ratio(c: Context) -> Builder[Panel]:
-    hits = ratio(c.queries.rate(cache.PREFIX_HITS), c.queries.rate(cache.PREFIX_QUERIES))
     return figure(
         "Prefix cache hits", "Share of the prompt tokens looked up that were found, in any tier. Falling: prompts have less in "
         "common, routing ignores it, or the cache is too small: see lifetimes below.",
-        PERCENT, Query(hits, "hits"), decimals=1, none=OFF,
+        PERCENT, Query(_found(c), "hits"), decimals=1, none=OFF,
     )  # fmt: skip
 
 
@@ -85,11 +94,10 @@ def by_tier(c: Context) -> Builder[Panel]:
 
 
 def by_engine(c: Context) -> Builder[Panel]:
-    hits, looked_up = (c.queries.rate(metric, ENGINE) for metric in (cache.PREFIX_HITS, cache.PREFIX_QUERIES))
     return lines(
-        "Prefix cache hits by engine", "Engines far below the others get prompts that others have cached: route by prefix or "
+        "Prefix cache hits by engine", "In any tier. Engines far below the others get prompts that others have cached: route by prefix or "
         "session.",
-        PERCENT, Query(ratio(hits, looked_up), ENGINE_NAME), most=1, width=THIRD, none=OFF,
+        PERCENT, Query(_found(c, *ENGINE), ENGINE_NAME), most=1, width=THIRD, none=OFF,
     )  # fmt: skip
 
 

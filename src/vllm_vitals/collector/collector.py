@@ -39,6 +39,9 @@ EngineKey = tuple[str, str]
 """Model and engine."""
 Certain = Callable[[EngineKey], tuple[float, float]]
 
+EMBEDDINGS = "embeddings"
+"""gen_ai.operation.name of models that pool, unless it is set."""
+
 WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
 
@@ -64,7 +67,8 @@ class Collector:
         ]
         self._engines: dict[EngineKey, Engine] = {}
         self._models: dict[str, list[Writer]] = {}
-        self._convention = (settings.gen_ai.operation_name, settings.gen_ai.provider_name)
+        self._pooling: set[str] = set()
+        """Models that pool: what is asked of them is an embedding, or made of one."""
         self._adders: dict[type, Callable[[Any, Callable[[], None]], None]] = {
             Step: self._add_steps,
             Facts: self._add_facts,
@@ -250,6 +254,8 @@ class Collector:
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:
+            if "pooling" in facts.features:
+                self._pooling.add(facts.model)
             bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
             engine = self._engine(facts.model, facts.engine, bounds)
             engine.learn(facts)
@@ -342,7 +348,10 @@ class Collector:
         return (metric for metric in self._metrics if metric.scope in scopes)
 
     def _scope(self, metric: Metric[Any], model: str, engine: str) -> tuple[str, ...]:
-        return scope_key(metric.scope, model, engine, self._convention)
+        settings = self._settings.gen_ai
+        pools = model in self._pooling and "operation_name" not in settings.model_fields_set
+        operation = EMBEDDINGS if pools else settings.operation_name
+        return scope_key(metric.scope, model, engine, (operation, settings.provider_name))
 
     def _put(self, metric: Metric[Any], scope: tuple[str, ...], own: tuple[str, ...], value: float) -> None:
         self.store[metric].number(scope, own).set(value, time.time())

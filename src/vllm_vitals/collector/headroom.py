@@ -28,6 +28,8 @@ FARTHEST = 3600.0
 """Seconds ahead beyond which nothing is foretold."""
 MEMORY = 30.0
 """Seconds after which the past counts for a third in the saturation."""
+FAINT = 1e-9
+"""A saturation below which an idle engine has none: it would fade for six hours, and who scales to zero asks whether it is above 0."""
 
 
 class Typical:
@@ -141,6 +143,8 @@ class Saturation:
     def _settle(self, clock: float) -> None:
         if clock > self._since:
             self._average = self._now + (self._average - self._now) * math.exp((self._since - clock) / MEMORY)
+            if not self._now and self._average < FAINT:
+                self._average = 0.0
             self._since = clock
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm_vitals.catalog import Metric, cache, engine, requests
 from vllm_vitals.promql import Recording, avg_by, max_by, ratio
-from vllm_vitals.rules.engine import ENGINE, asleep, held
+from vllm_vitals.rules.engine import ENGINE, asleep, held, saturated
 from vllm_vitals.rules.maker import ROUNDED, Maker
 from vllm_vitals.rules.rule import Alert, Record, RuleGroup
 from vllm_vitals.rules.windows import duration
@@ -49,7 +49,8 @@ def _records(make: Maker) -> Iterator[Record]:
     settings, tiers = make.config.capacity.prefix_cache_collapse, (*by, "tier")
     for window in dict.fromkeys((settings.window, settings.baseline)):
         over = make.over(window)
-        found, asked = over.rate(cache.PREFIX_HITS, tiers), over.rate(cache.PREFIX_QUERIES, tiers)
+        asked = over.rate(cache.PREFIX_QUERIES, tiers)
+        found = over.rate(cache.PREFIX_HITS, tiers).or_(asked * 0)  # a tier that never had any has no series of them
         yield make.record(
             hit_ratio(make, window), ratio(found, asked), "Share of looked-up tokens that the prefix cache had."
         )
@@ -79,11 +80,10 @@ def _queue_growing(make: Maker) -> Alert:
 
 def _saturated(make: Maker) -> Alert:
     settings = make.config.capacity.saturated
-    level = max_by(make.over(settings.window).ranged("avg_over_time", engine.SATURATION), *make.engine)
     window = duration(settings.window)
     return make.alert(
         "VllmSaturated", "capacity.saturated", settings,
-        avg_by(level.unless(asleep(make)), *make.model) > settings.above,
+        avg_by(saturated(make, settings.window), *make.model) > settings.above,
         f"The engines of {{{{ $labels.model_name }}}} were {{{{ $value | humanizePercentage }}}} saturated over {window}",
         f"The engines of a model that are awake are more than {settings.above:.0%} saturated on average: requests wait for room nearly all the time.",
         (
@@ -135,7 +135,8 @@ def _preemption_storm(make: Maker) -> Alert:
 def _rank_imbalance(make: Maker) -> Alert:
     settings = make.config.capacity.rank_imbalance
     window = duration(settings.window)
-    awake = requests_held(make).over_time("avg_over_time", window).unless(asleep(make))
+    there = requests_held(make).over_time("avg_over_time", window).and_(requests_held(make).select())
+    awake = there.unless(asleep(make))
     mean = avg_by(awake, *make.model) * settings.factor
     return make.alert(
         "VllmRankImbalance", "capacity.rank_imbalance", settings,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from vllm_vitals.gpu.sample import REASONS
-from vllm_vitals.rules.windows import Wait, Window
+from vllm_vitals.rules.windows import Interval, Wait, Window
 from vllm_vitals.settings import Section, Share
 
 Severity = Literal["critical", "warning", "info"]
@@ -87,7 +87,7 @@ class Ratio(Events):
 class Gone(Alert):
     """An alert on an engine that was there."""
 
-    known_for: Window = Field(6 * 3600, description="How long an endpoint that does not answer is remembered.")
+    known_for: Window = Field(6 * 3600, description="How long an engine that is gone is remembered.")
 
 
 class KvFull(Alert):
@@ -193,7 +193,7 @@ class Slo(Group):
     ceiling: Share = Field(
         0.9, description="A share of bad requests that is too many whatever the target: 14.4 times what 90% allows is more than all."
     )  # fmt: skip
-    long_interval: Window = Field(180, description="How often windows of a day and more are evaluated.")
+    long_interval: Interval = Field(180, description="How often windows of a day and more are evaluated; 4m at most.")
     not_judged: Part = Part(for_=900, window=3600, above=0.05, floor=10)
 
 
@@ -270,7 +270,9 @@ class RulesConfig(Section):
     histograms: Literal["explicit", "exponential"] = Field(
         "explicit", description="How latencies reach Prometheus: `exponential` where `otlp.histograms` is."
     )
-    interval: Window | None = Field(None, description="How often rules are evaluated; unset, as Prometheus has it.")
+    interval: Interval | None = Field(
+        None, description="How often rules are evaluated, 4m at most; unset, as Prometheus has it."
+    )
     slo: Slo = Slo()
     engine: Engine = Engine()
     capacity: Capacity = Capacity()

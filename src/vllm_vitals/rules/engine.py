@@ -27,6 +27,12 @@ def held(make: Maker) -> Vector:
     return make.queries.sum(engine.RUNNING, make.engine) + make.queries.sum(engine.WAITING, make.engine)
 
 
+def saturated(make: Maker, window: int) -> Vector:
+    """Return how saturated each engine was over some seconds, of those that are awake and still there."""
+    level = max_by(make.over(window).ranged("avg_over_time", engine.SATURATION), *make.engine)
+    return level.and_(make.queries.max(engine.SATURATION, make.engine)).unless(asleep(make))
+
+
 def _stalled(make: Maker) -> Alert:
     """Return the alert on silence in the middle of work.
 
@@ -71,16 +77,19 @@ def _no_progress(make: Maker) -> Alert:
 def _gone(make: Maker) -> Alert:
     """Return the alert on engines whose processes are gone: a sidecar says so, or a known endpoint is silent.
 
-    A target that is no more, as after scaling down, has no `up`.
+    A target that is no more, as after scaling down, has no `up`. A sidecar goes on saying that an engine is gone, though
+    it may never be meant to come back: one of a model that was renamed, or of more ranks than there are now.
     """
     settings = make.config.engine.gone
-    said = make.queries.max(engine.UP, make.engine).is_(0)
-    known = max_by(make.over(settings.known_for).ranged("last_over_time", engine.UP), *make.engine)
+    over = make.over(settings.known_for)
+    was = max_by(over.ranged("max_over_time", engine.UP), *make.engine) > 0
+    said = make.queries.max(engine.UP, make.engine).is_(0).and_(was)
+    known = max_by(over.ranged("last_over_time", engine.UP), *make.engine)
     answers = max_by(Vector("up", frozenset(make.queries.targets)), *make.replica)
     return make.alert(
         "VllmEngineGone", "engine.gone", settings, said.or_(known.and_(answers.is_(0), on=make.replica)),
         ENGINE + " is gone: its processes have ended, or its endpoint does not answer",
-        f"All serving processes of an engine have ended, as a sidecar says, or an endpoint does not answer that did within {duration(settings.known_for)}.",
+        f"Of an engine that was there within {duration(settings.known_for)} all serving processes have ended, as a sidecar says, or its endpoint does not answer.",
         (
             "Whether the process or pod is there, and why it ended: kubectl describe pod, exit code, OOMKilled.",
             "The end of the log before the restart: kubectl logs --previous.",
@@ -107,8 +116,7 @@ def _asleep(make: Maker) -> Alert:
 
 def _asleep_under_load(make: Maker) -> Alert:
     settings = make.config.engine.asleep_under_load
-    level = max_by(make.over(settings.window).ranged("avg_over_time", engine.SATURATION), *make.engine)
-    loaded = avg_by(level.unless(asleep(make)), *make.model) > settings.above
+    loaded = avg_by(saturated(make, settings.window), *make.model) > settings.above
     return make.alert(
         "VllmEngineAsleepUnderLoad", "engine.asleep_under_load", settings, asleep(make).and_(loaded, on=make.model),
         ENGINE + f" is asleep, and those awake are more than {settings.above:.0%} saturated",

@@ -92,11 +92,15 @@ def _lost(make: Maker) -> Alert:
 
 
 def _idle(make: Maker) -> Alert:
-    """Return the alert on GPU time without work; what was not there a window ago had no time to be used."""
+    """Return the alert on GPU time without work.
+
+    What was not there a window ago had no time to be used, and what is there no more costs nothing.
+    """
     settings = make.config.gpu.idle
     window = duration(settings.window)
     share = make.over(settings.window).share(cost.GPU_TIME, {"state": UNUSED}, make.model) > settings.above
-    there = max_by(make.queries.select(cost.GPUS, offset=window), *make.model) > 0
+    before = max_by(make.queries.select(cost.GPUS, offset=window), *make.model) > 0
+    there = before.and_(make.queries.max(cost.GPUS, make.model) > 0)
     return make.alert(
         "VllmGpuIdleWhileBilled", "gpu.idle", settings, share.and_(there),
         f"The GPUs of {{{{ $labels.model_name }}}} were without work for {{{{ $value | humanizePercentage }}}} of the last {window}",

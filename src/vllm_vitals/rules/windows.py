@@ -8,6 +8,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 WRITTEN = re.compile(r"([0-9]{1,9}) ?([smhd])")
 LONGEST = 30 * 86400
+SELDOMEST = 240
+"""Seconds between two evaluations. What is 5 minutes old Prometheus takes for gone: other rules would find nothing."""
 
 
 def seconds(value: Any) -> Any:
@@ -28,12 +30,16 @@ def duration(length: float) -> str:
     return f"{int(length // size)}{unit}"
 
 
-def _schema(least: int) -> WithJsonSchema:
+def _schema(least: int, most: int = LONGEST) -> WithJsonSchema:
     written = {"type": "string", "pattern": f"^{WRITTEN.pattern}$"}
-    return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": least, "maximum": LONGEST}, written]})
+    return WithJsonSchema({"anyOf": [{"type": "integer", "minimum": least, "maximum": most}, written]})
 
 
 Window = Annotated[int, BeforeValidator(seconds), PlainSerializer(duration), Field(ge=1, le=LONGEST), _schema(1)]
 """A length of time that something is looked at for."""
 Wait = Annotated[int, BeforeValidator(seconds), PlainSerializer(duration), Field(ge=0, le=LONGEST), _schema(0)]
 """How long something must hold."""
+Interval = Annotated[
+    int, BeforeValidator(seconds), PlainSerializer(duration), Field(ge=1, le=SELDOMEST), _schema(1, SELDOMEST)
+]
+"""How often something is evaluated."""

@@ -23,11 +23,11 @@ def rejected(reason: str, values: str) -> dict[str, str]:
     return {series("vllm_requests_rejected_total", labels): values}
 
 
-def prefix(queries: str, hits: str, place: int = 0) -> dict[str, str]:
+def prefix(queries: str, hits: str, place: int = 0, tier: str = "local") -> dict[str, str]:
     of = engine(place)
     return {
-        series("vllm_prefix_cache_queried_tokens_total", of, tier="local"): queries,
-        series("vllm_prefix_cache_hit_tokens_total", of, tier="local"): hits,
+        series("vllm_prefix_cache_queried_tokens_total", of, tier=tier): queries,
+        series("vllm_prefix_cache_hit_tokens_total", of, tier=tier): hits,
     }
 
 
@@ -49,6 +49,8 @@ SCENARIOS = (
              healthy(0, saturation="1x60") | healthy(1, saturation="0x60", awake="0x60", offloaded="1x60"), {
         "30m": [Fires({**MODEL, **WARNING}, f"The engines of m were 100% saturated over 15m{WHERE_SERVICE}")],
     }),
+    Scenario(FULL, "full for its five minutes, and scaled to zero: the mean of a window lasts on",
+             healthy(saturation="1x5 stale", awake="1x5 stale"), {"14m": [], "16m": [], "20m": []}),
     Scenario(FULL, "busy, with room", healthy(saturation="0.9x60"), {"30m": []}),
     Scenario(FULL, "up and down", healthy(saturation="1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1 0.3 1"), {
         "15m": [], "20m": [],
@@ -91,6 +93,8 @@ SCENARIOS = (
     Scenario(UNEVEN, "uneven, with little to do", healthy(0, running="3x60") | healthy(1, running="0x60"), {"30m": []}),
     Scenario(UNEVEN, "the other one is asleep",
              healthy(0, running="40x60") | healthy(1, running="0x60", awake="0x60", offloaded="1x60"), {"30m": []}),
+    Scenario(UNEVEN, "a replica that had nearly all is gone", healthy(0, running="2x60")
+             | healthy(1, running="40x3 stale", capacity="0x3 stale", deferred="0x3 stale"), {"15m": [], "17m": [], "18m": []}),
     Scenario(UNEVEN, "the only one", healthy(0, running="40x60"), {"30m": []}),
     # 10 rejected, 60 + 2 finished a minute: 10 of 72
     Scenario(REJECTS, "a seventh", healthy() | rejected("max_num_queued_reqs", "0+10x60"), {
@@ -109,6 +113,14 @@ SCENARIOS = (
         "20h": [],
         "21h": [Fires({**MODEL, "tier": "local", **WARNING},
                       "The local prefix cache of m had 10% of the tokens looked up in the last 30m, less than 50% of what is usual"
+                      + WHERE_SERVICE)],
+    }, interval="3m"),
+    # a counter that has never counted has no series
+    Scenario(CACHE, "the external tier has had nothing since a restart",
+             prefix("0+30000x399 0+30000x100", "0+24000x399 stale", tier="external"), {
+        "20h": [],
+        "21h": [Fires({**MODEL, "tier": "external", **WARNING},
+                      "The external prefix cache of m had 0% of the tokens looked up in the last 30m, less than 50% of what is usual"
                       + WHERE_SERVICE)],
     }, interval="3m"),
     Scenario(CACHE, "one of ten replicas starts cold",

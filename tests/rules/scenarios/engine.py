@@ -70,6 +70,9 @@ SCENARIOS = (
         "6m": [], "8m": [], "12m": [],
     }),
     Scenario(GONE, "scaled to zero", healthy(**dict.fromkeys(healthy_names, "1x4 stale"), target_up="1x4 stale"), {"8m": [], "30m": []}),
+    Scenario(GONE, "a sidecar goes on telling of one that nobody starts again", healthy(up="1x4 0x600"), {
+        "12m": [gone()], "5h": [gone()], "6h20m": [], "9h": [],
+    }),
     Scenario(GONE, "a target that never was ours is down", {**healthy(), series("up", replica(7)): "0x60"}, {"12m": [], "50m": []}),
     Scenario(ASLEEP, "for more than an hour", healthy(**IDLE, awake="1x4 0x100", offloaded="0x4 1x100", age="0+60x100"), {
         "30m": [], "60m": [],
@@ -87,6 +90,10 @@ SCENARIOS = (
     }),
     Scenario(NEEDED, "the other replica has room",
              healthy(0) | healthy(1, **IDLE, awake="0x60", offloaded="1x60", saturation="0x60"), {"8m": [], "30m": []}),
+    Scenario(NEEDED, "the other replica was saturated for a moment, and is no more",
+             healthy(0, saturation="1x2 stale") | healthy(1, **IDLE, awake="0x60", offloaded="1x60", saturation="0x60"), {
+        "6m": [], "7m": [], "8m": [],
+    }),
     Scenario(NEEDED, "all are asleep", healthy(0, **IDLE, awake="0x60", paused="1x60", saturation="0.98x60"), {"8m": [], "30m": []}),
     # 0 of 60+2 fail on one replica, 6 of 66+2 on the other: 6 of 130 in all
     Scenario(ERRORS, "one replica fails a tenth, the other none: the label sets differ",

@@ -95,6 +95,11 @@ SCENARIOS = (
         "30m": [], "5h": [],
         "7h": [Fires({**MODEL, "severity": "info"}, f"The GPUs of m were without work for 98.33% of the last 6h{WHERE_SERVICE}")],
     }),
+    Scenario(IDLE, "idle for seven hours, then scaled to zero: what the window remembers costs nothing any more",
+             gpu_time("0x420 stale", "0+60x420 stale", "0x420 stale", "1x420 stale"), {
+        "6h55m": [Fires({**MODEL, "severity": "info"}, f"The GPUs of m were without work for 100% of the last 6h{WHERE_SERVICE}")],
+        "7h10m": [], "9h": [], "12h": [],
+    }),
     Scenario(IDLE, "busy a tenth of the time", gpu_time("0+6x500", "0+54x500", "0x500", "1x500"), {"7h": []}),
     Scenario(IDLE, "started two hours ago", gpu_time("_x300 0x200", "_x300 0+60x200", "_x300 0x200", "_x300 1x200"), {"7h": []}),
     Scenario(IDLE, "scaled to zero", gpu_time("0x60 stale", "0+60x60 stale", "0x60 stale", "1x60 stale"), {"2h": [], "8h": []}),
