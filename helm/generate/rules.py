@@ -17,7 +17,8 @@ from vllm_vitals.rules.config import Alert, Group, RulesConfig
 from vllm_vitals.rules.rule import Alert as AlertRule
 from vllm_vitals.rules.windows import duration
 
-TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[smhd](?![a-zA-Z])|%)?|\s+|[^\d\s]+")
+TOKEN = re.compile(r"\d+(?:\.\d+)?(?:[smhd](?![a-zA-Z])|%)?|\s+|[()]|[^\d\s()]+")
+"""A number with its unit, blanks, a parenthesis (a line may end there, and elsewhere when a number grows), other text."""
 STRUCTURAL = ("enabled", "severity", "for_")
 """Settings that every alert has, and that have a place of their own in a rule."""
 LAYOUTS = ("explicit", "exponential")

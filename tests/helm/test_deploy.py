@@ -2,9 +2,11 @@
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,11 @@ from tests.helm.render import (
 from tests.helm.test_kubernetes import lost
 from tests.helm.typescript import problems
 from tests.live.bootstrap import prometheus_tools
+from tests.rules.fleet import series
+from tests.rules.promtool import recorded, run
 from vllm_vitals import __version__
 from vllm_vitals.configuration import load
+from vllm_vitals.rules import RulesConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -174,6 +179,17 @@ def test_patch_of_leader_worker_set() -> None:
     check_injection(spec["initContainers"][0], spec["containers"][0], spec["volumes"])
 
 
+@pytest.mark.parametrize("name", ["kserve", "llm-d", "production-stack"])
+def test_the_chart_is_laid_beside_as_a_patch_says(name: str) -> None:
+    """By the command in its comment, as a shell reads it."""
+    text = re.sub(r"^# ?", "", (DEPLOY / "inject" / f"{name}.yaml").read_text(), flags=re.MULTILINE)
+    (command,) = re.findall(r"helm upgrade --install vitals ./helm/vllm-vitals((?:.*\\\n)*.*)", text)
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    sets = [word for flag, value in pairwise(words) if flag == "--set" for word in ("--set", value)]
+    assert len(sets) == len(words)
+    assert the(objects(ATTACH, *sets), "PodMonitor")
+
+
 # Autoscaling
 
 
@@ -188,17 +204,21 @@ def adapted() -> dict[str, str]:
     return {each["name"]["as"] or each["seriesQuery"].partition("{")[0]: each["metricsQuery"] for each in rules}
 
 
-def test_prometheus_takes_every_query(tmp_path: Path) -> None:
-    asked = [*queries(KEDA), *queries(merged(SERVE, KEDA, {"slos": [{"name": "a", "target": 0.9, "e2e": 1}]}))]
+def asked_by_the_adapter(query: str) -> str:
+    """Return a query of prometheus-adapter's as it asks for the pods of the namespace a."""
     names = {
         "<<.GroupBy>>": "namespace,pod",
-        "<<.LabelMatchers>>": 'namespace="a",pod=~"b"',
+        "<<.LabelMatchers>>": 'namespace="a",pod=~".+"',
         "<<.Series>>": "vllm_slo_requests_total",
     }
-    for query in adapted().values():
-        for name, value in names.items():
-            query = query.replace(name, value)  # noqa: PLW2901
-        asked.append(query)
+    for name, value in names.items():
+        query = query.replace(name, value)
+    return query
+
+
+def test_prometheus_takes_every_query(tmp_path: Path) -> None:
+    asked = [*queries(KEDA), *queries(merged(SERVE, KEDA, {"slos": [{"name": "a", "target": 0.9, "e2e": 1}]}))]
+    asked += map(asked_by_the_adapter, adapted().values())
     rules = [{"record": "a:b", "expr": query, "labels": {"place": str(place)}} for place, query in enumerate(asked)]
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
@@ -209,6 +229,19 @@ def test_prometheus_takes_every_query(tmp_path: Path) -> None:
 def test_the_adapter_has_what_the_hpa_wants() -> None:
     hpa = yaml.safe_load((DEPLOY / "hpa" / "hpa.yaml").read_text())
     assert {each["pods"]["metric"]["name"] for each in hpa["spec"]["metrics"]} == set(adapted())
+
+
+def test_the_adapter_has_a_burn_rate_of_a_pod_without_requests(tmp_path: Path) -> None:
+    """An HPA that lacks one of its metrics scales nothing down: idle pods would stay."""
+    of = {"namespace": "a", "pod": "busy"}, {"namespace": "a", "pod": "idle"}
+    given = {
+        series("vllm_slo_requests_total", labels, slo="s", outcome=outcome): values
+        for labels, values in zip(of, ("0+30x60", "7x60"), strict=True)
+        for outcome in ("good", "bad")
+    } | {series("vllm_slo_target_ratio", labels, slo="s"): "0.5x60" for labels in of}
+    query = asked_by_the_adapter(adapted()["vllm_slo_burn_rate"])
+    wanted = {series("", of[0]): 1.0, series("", of[1]): 0.0}  # half of the requests are bad, as the target allows
+    assert run([recorded(given, {query: wanted}, "30m")], tmp_path, RulesConfig()) == ""
 
 
 # Argo CD and Flux

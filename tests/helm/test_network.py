@@ -52,6 +52,34 @@ def test_network_policy_lets_nobody_in_who_is_not_named() -> None:
     assert [each["spec"]["ingress"] for each in of_kind(found, "NetworkPolicy")] == [[], []]
 
 
+def test_network_policy_of_a_collector_that_its_operator_makes() -> None:
+    """Selected by the labels that the OpenTelemetry operator gives its pods; there is no operator here to do so."""
+    made = {
+        "app.kubernetes.io/managed-by": "opentelemetry-operator", "app.kubernetes.io/part-of": "opentelemetry",
+        "app.kubernetes.io/component": "opentelemetry-collector", "app.kubernetes.io/instance": "llm.demo-vllm-vitals-otel",
+    }  # fmt: skip
+    values = {
+        "crds": {"openTelemetryOperator": "present"},
+        "otelCollector": {"enabled": True, "kind": "operator"},
+        "networkPolicy": {"enabled": True, "egress": {"enabled": True}},
+    }
+    found = objects(merged(SERVE, values))
+    name = the(found, "OpenTelemetryCollector")["metadata"]["name"]
+    assert made["app.kubernetes.io/instance"] == f"llm.{name}"
+    collector = the(found, "NetworkPolicy", name)["spec"]
+    assert selects(collector["podSelector"], made)
+    assert [[port["port"] for port in rule["ports"]] for rule in collector["ingress"]] == [[4317, 4318], [8889]]
+    (to,) = [rule for rule in the(found, "NetworkPolicy", "demo-vllm-vitals")["spec"]["egress"] if "to" in rule]
+    assert selects(to["to"][0]["podSelector"], made)
+    assert [port["port"] for port in to["ports"]] == [4317, 4318]
+    monitor = the(found, "PodMonitor", name)["spec"]
+    assert selects(monitor["selector"], made)
+    assert monitor["podMetricsEndpoints"][0]["portNumber"] == 8889
+    elsewhere = objects(merged(SERVE, values, {"namespaceOverride": "n" * 63}))
+    labels = the(elsewhere, "NetworkPolicy", name)["spec"]["podSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/instance"] == f"{'n' * (62 - len(name))}.{name}", "as the operator shortens it"
+
+
 def test_network_policy_of_egress() -> None:
     policy: Object = {
         "enabled": True,

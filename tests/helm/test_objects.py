@@ -120,6 +120,7 @@ def test_no_object_grants_anything(rendered: list[Object]) -> None:
         (SERVE, "NetworkPolicy", 0),
         (merged(SERVE, {"networkPolicy": {"enabled": True}}), "NetworkPolicy", 1),
         (merged(SERVE, {"networkPolicy": {"enabled": True}, "otelCollector": {"enabled": True}}), "NetworkPolicy", 2),
+        (merged(SERVE, {"networkPolicy": {"enabled": True}, "otelCollector": {"enabled": True, "kind": "operator"}}), "NetworkPolicy", 1),
         (SERVE, "ServiceAccount", 1),
         (merged(SERVE, {"serviceAccount": {"create": False}}), "ServiceAccount", 0),
         (SERVE, "HorizontalPodAutoscaler", 0),

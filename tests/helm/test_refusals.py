@@ -94,6 +94,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
      "clientCASecret is set, but tls.enabled is false"),
     ({"exporters": {"prometheus": {"tls": {"enabled": True, "secretName": "a", "clientCASecret": "a"}}}},
      "podMonitor.tlsConfig is empty, but exporters.prometheus.tls.clientCASecret"),
+    ({"exporters": {"prometheus": {"tls": {"enabled": True, "secretName": "a"}}}},
+     'podMonitor.tlsConfig is empty, but exporters.prometheus.tls.enabled is true and mode is "attach"'),
     ({"exporters": {"otlp": {"enabled": True}}}, "exporters.otlp.endpoint is empty"),
     ({"exporters": {"otlp": {"endpoint": "http://c"}}}, 'exporters.otlp.endpoint is "http://c", but exporters.otlp.enabled is false'),
     ({"exporters": {"otlp": {"enabled": True, "endpoint": "c:4318"}}}, 'is "c:4318": for http/protobuf it begins with http://'),
@@ -153,9 +155,39 @@ def test_all_contradictions_are_said_at_once() -> None:
 def test_notes_say_how_to_see_that_data_arrives() -> None:
     said = notes(merged(ATTACH, {"attach": {"matchLabels": {"app": "vllm"}, "namespaces": ["a", "b"]}}))
     assert 'sum by (namespace, pod, model_name, engine) (vllm_engine_up{namespace=~"a|b"})' in said
-    assert "kubectl get pods -n a,b -l 'app=vllm'" in said or "-l 'app=vllm'" in said
+    assert "kubectl get pods -A -l 'app=vllm'" in said, "-n takes one namespace"
+    assert "on port vitals" in said
     assert "--set podMonitor.additionalLabels.release=NAME --set prometheusRule.additionalLabels.release=NAME" in said
     assert "LEFT OUT" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({}, "kubectl get pods -n llm -l 'vllm-vitals/scrape=true'"),
+        ({"attach": {"namespaces": ["a"]}}, "kubectl get pods -n a -l"),
+        ({"attach": {"namespaces": ["*"]}}, "kubectl get pods -A -l"),
+        ({"podMonitor": {"enabled": False}, "serviceMonitor": {"enabled": True}}, "kubectl get services -n llm -l"),
+        ({"attach": {"port": "http", "undeclaredPort": 9464}}, "on port 9464."),
+    ],
+)
+def test_notes_name_what_is_scraped(values: dict[str, Any], command: str) -> None:
+    assert command in notes(merged(ATTACH, values))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        SERVE,
+        merged(SERVE, {"image": {"repository": ""}, "inject": {"enabled": False}}),
+        merged(SERVE, {"tests": {"enabled": False}}),
+        ATTACH,
+        merged(ATTACH, {"image": {"repository": "r"}, "tests": {"url": "http://v:9464/metrics"}}),
+    ],
+)
+def test_notes_tell_of_a_test_where_there_is_one(values: dict[str, Any]) -> None:
+    there = [each for each in objects(values) if each["kind"] == "Pod"]
+    assert ("helm test demo -n llm --logs" in notes(values)) == bool(there)
 
 
 def test_notes_say_what_was_left_out() -> None:

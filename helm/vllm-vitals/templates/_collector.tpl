@@ -60,6 +60,25 @@ service:
 {{- end -}}
 {{- end -}}
 
+{{/* What its pods are selected by: those that the OpenTelemetry operator makes have the operator's labels. */}}
+{{- define "vllm-vitals.collectorSelector" -}}
+{{- if eq .Values.otelCollector.kind "operator" -}}
+{{- $name := printf "%s-otel" (include "vllm-vitals.fullname" .) -}}
+app.kubernetes.io/managed-by: opentelemetry-operator
+app.kubernetes.io/component: opentelemetry-collector
+app.kubernetes.io/instance: {{ printf "%s.%s" (include "vllm-vitals.namespace" . | trunc (sub 62 (len $name) | int)) $name }}
+{{- else -}}
+{{- include "vllm-vitals.selectorLabels" (list . "otel-collector") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether there is one. */}}
+{{- define "vllm-vitals.hasCollector" -}}
+{{- if .Values.otelCollector.enabled -}}
+{{- if eq .Values.otelCollector.kind "deployment" -}}true{{- else -}}{{- include "vllm-vitals.hasOpenTelemetryOperator" . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "vllm-vitals.collectorEnv" -}}
 {{- with .Values.otelCollector.otlp.headersSecret -}}
 {{- if .name -}}

@@ -39,6 +39,8 @@
 {{- $monitor := index $.Values $name -}}
 {{- if and $monitor.enabled $prometheus.tls.clientCASecret (not $monitor.tlsConfig) -}}
 {{- $problems = append $problems (printf "%s.tlsConfig is empty, but exporters.prometheus.tls.clientCASecret asks scrapers for a certificate: set cert and keySecret there" $name) -}}
+{{- else if and $monitor.enabled (not $serve) $prometheus.tls.enabled $prometheus.tls.secretName (not $monitor.tlsConfig) -}}
+{{- $problems = append $problems (printf `%s.tlsConfig is empty, but exporters.prometheus.tls.enabled is true and mode is "attach": set ca and serverName there, for the chart does not know the certificates of pods that are not its own` $name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $otlp.enabled (not (include "vllm-vitals.otlpEndpoint" .)) -}}
