@@ -99,9 +99,9 @@ class Election:
 
     def abandon(self) -> None:
         """Close the lock, or what a fork copied of it, so that it goes free with the parent."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def _run(self) -> None:
         alone = self._patience

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, facts, feed, step
 from tests.unit.test_limiter import LIMITERS
-from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.configuration import SettingsError, load
@@ -265,20 +264,6 @@ def test_a_year_adds_up_and_nothing_grows(clock: Clock) -> None:
 
 
 # docs/cost.md
-
-
-def test_the_queries_of_the_page_are_of_series_that_exist() -> None:
-    parser = pytest.importorskip("promql_parser")
-    families = {metric.prometheus: set(metric.prometheus_labels) for metric in CATALOG}
-    text = PAGE.read_text(encoding="utf-8")
-    code = re.findall(r"`([^`\n]+)`", text) + re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
-    queries = [line for each in code for line in each.splitlines() if re.search(r"\b(rate|increase)\(", line)]
-    assert len(queries) >= 9
-    for query in queries:
-        parser.parse(query)
-        for name, matchers in re.findall(r"\b((?:vllm|hw)_\w+)(?:\{([^}]*)\})?", query):
-            assert name in families, query
-            assert set(re.findall(r"(\w+)=", matchers)) <= families[name], query
 
 
 def test_the_page_lists_the_gpus_whose_peaks_are_known() -> None:

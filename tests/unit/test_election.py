@@ -68,7 +68,7 @@ def vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     yield start
     for voter in made:
         voter.election.stop()
-        voter.election.abandon()
+        voter.election.leave()
 
 
 def test_the_first_leads_and_no_other(vote: Callable[[int], Voter]) -> None:
