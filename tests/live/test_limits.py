@@ -1,8 +1,10 @@
 """What limits a real engine, how much more it takes, whether all its time is counted, and who hung up on it."""
 
 import asyncio
+import contextlib
 import math
 import random
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ ABANDONED = "vllm_requests_abandoned_total"
 LIMITERS = LIMITED.labels[0].values
 SEQUENCES = 4
 """Most requests in a batch, where some shall have to wait."""
+FILLING = 96
+"""Requests that fill a KV cache slowly enough to foretell when it is full, which takes a quarter of a minute."""
 CASES = [
     ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 150}),
     ("token_budget", ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"), {"prompt": 600, "max_tokens": 2}),
@@ -116,6 +120,42 @@ def test_the_limit_that_was_set_is_the_one_that_shows(
         least = (1 - math.exp(-out / MEMORY)) * math.exp(-(whole - out) / MEMORY)
         most = 1 - math.exp(-(out + spent["none"]) / MEMORY)
         assert least - 0.01 <= value(page, "vllm_engine_saturation_ratio") <= most + 0.01
+
+
+async def until_full(server: VllmServer) -> list[tuple[float, float, float]]:
+    """Let requests of random lengths write until the KV cache is full; return moments, shares in use, and forecasts."""
+    seen = []
+    async with aiohttp.ClientSession(server.url) as session:
+        asked = [complete(session, seed, prompt=10 + seed, max_tokens=1900) for seed in range(FILLING)]
+        writing = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
+        while not writing.done():
+            page = parse(await asyncio.to_thread(server.vitals_text))
+            used, ahead = value(page, "vllm_kv_cache_usage_ratio"), value(page, "vllm_kv_cache_time_to_full_seconds")
+            seen.append((time.monotonic(), used, ahead))
+            if used > 0.97:
+                break
+            await asyncio.sleep(0.5)
+        writing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
+    return seen
+
+
+def test_when_the_kv_cache_will_be_full_is_told_before_it_is(model: Path) -> None:
+    blocks = str(FILLING * 1700 // 128)
+    arguments = ("--max-model-len", "2048", "--max-num-seqs", str(FILLING), "--num-gpu-blocks-override", blocks)
+    with VllmServer(model, args=(*arguments, "--block-size", "128", "--no-enable-prefix-caching")) as server:
+        seen = asyncio.run(until_full(server))
+        full, used, _ = seen[-1]
+        assert used > 0.97, seen
+        begun = next(moment for moment, used, _ in seen if used > 0)
+        told = [(moment, ahead) for moment, _, ahead in seen if not math.isnan(ahead)]
+        assert full - begun > 20, "it filled too fast to foretell anything"
+        assert len(told) >= 5, seen
+        wrong = [abs(moment + ahead - full) for moment, ahead in told]
+        assert statistics.median(wrong) < 0.3 * (full - begun), seen
+        assert eventually(lambda: idle(server))
+        assert math.isnan(value(parse(server.vitals_text()), "vllm_kv_cache_time_to_full_seconds"))
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -142,6 +142,19 @@ def test_a_full_cache_is_full_now() -> None:
     assert trend([min(0.5 + 0.03 * second, 1.0) for second in range(20)]).seconds_to_full(30.0) == 0.0
 
 
+def test_nothing_is_foretold_once_many_have_left() -> None:
+    rising = trend([0.2 + 0.03 * second for second in range(20)])
+    assert rising.seconds_to_full(19.0) == pytest.approx((1 - 0.77) / 0.03)
+    rising.add(19.1, 0.7)
+    assert rising.seconds_to_full(19.2) == pytest.approx((1 - 0.776) / 0.03)
+    rising.add(19.3, 0.0)
+    assert rising.seconds_to_full(19.4) is None
+    full = trend([min(0.5 + 0.03 * second, 1.0) for second in range(20)])
+    assert full.seconds_to_full(30.0) == 0.0
+    full.add(30.5, 0.85)
+    assert full.seconds_to_full(31.0) is None
+
+
 def test_steps_between_two_points_do_not_count() -> None:
     made = Trend()
     for index in range(100_000):

@@ -24,6 +24,8 @@ FEWEST = 8
 """Points without which there is no trend."""
 AGREEING = 0.75
 """Share of all pairs of points that must rise before a trend is believed to."""
+DEPARTED = 0.1
+"""Share of the cache by which the present lies below the trend when that has ended, as where many requests left."""
 FARTHEST = 3600.0
 """Seconds ahead beyond which nothing is foretold."""
 MEMORY = 30.0
@@ -88,9 +90,12 @@ class Trend:
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
+        self._usage = 0.0
+        """The latest share in use."""
 
     def add(self, clock: float, usage: float) -> None:
         """Take note of the share in use at `clock`, monotonic seconds; what follows within `SPACING` is passed over."""
+        self._usage = usage
         if not self._points or clock - self._points[-1][0] >= SPACING:
             self._points.append((clock, usage))
 
@@ -107,6 +112,8 @@ class Trend:
             return None
         slope = float(np.median(slopes))
         level = float(np.median(usages - slope * (clocks - clock)))
+        if self._usage < min(level, 1.0) - DEPARTED:
+            return None
         ahead = max(1.0 - level, 0.0) / slope if slope > 0 else math.inf
         return ahead if ahead <= FARTHEST else None
 
