@@ -275,10 +275,10 @@ def test_an_endless_answer_is_not_kept(pushing: Any) -> None:
             connection.sendall(b"\x00" * 65536)
 
     with peer(speak) as endpoint:
-        pusher = pushing(endpoint, timeout=1.0)
+        pusher = pushing(endpoint, timeout=10.0)
         begun = time.monotonic()
         assert not pusher.push().ok
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 5.0
 
 
 def test_a_success_with_a_body_that_is_no_protobuf_is_a_success(pushing: Any) -> None:

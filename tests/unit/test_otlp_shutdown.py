@@ -88,7 +88,7 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
         host.feed.drain()
         host.exporters["vitals_otlp"].push(1.0)
         step(tap, 4)
-        assert seconds(host.stop) < BOUND + 0.5
+        assert seconds(host.stop) < BOUND + 3.0
         close(host)
     assert [points(push.message)[STEPS].as_double for push in receiver.received] == [3, 4]
 
@@ -97,7 +97,7 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
 def test_nobody_there_does_not_hold_the_end_up(protocol: str, serve: Any) -> None:
     host, tap = serve(refusing(), protocol=protocol)
     step(tap)
-    assert seconds(host.stop) < BOUND + 0.5
+    assert seconds(host.stop) < BOUND + 3.0
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_peer_that_hangs_does_not_hold_the_end_up(protocol: str, talk: Any, se
         step(tap)
         if under_way:
             wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
-        assert seconds(host.stop) < BOUND + 0.5
+        assert seconds(host.stop) < BOUND + 3.0
 
 
 def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any) -> None:

