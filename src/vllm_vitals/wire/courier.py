@@ -65,7 +65,7 @@ class Courier:
             if (connection := self._connection) is None or not self.connected:
                 return False
             self._move(connection)
-        except (OSError, WireError) as error:
+        except Exception as error:  # noqa: BLE001 - the thread raises it again, tells it, and starts anew
             self._failure = error
             return False
         else:
