@@ -54,12 +54,13 @@ class NumberCell:
 
     def add(self, *values: float) -> None:
         """Add to a counter; values that cannot be true are refused and counted."""
-        if not (0 < min(values) <= max(values) <= self._limit and math.isfinite(sum(values))):
+        if not (0 <= min(values) <= max(values) <= self._limit and math.isfinite(sum(values))):
             faults = [fault(value, self._limit) for value in values]
             self._rejects.update((self._metric, reason) for reason in faults if reason)
             values = tuple(value for value, reason in zip(values, faults, strict=True) if not reason)
-        self.value += sum(values)
-        self.version += 1
+        if more := sum(values):
+            self.value += more
+            self.version += 1
 
     def set(self, value: float, time: float) -> None:
         """Set a gauge; a value that cannot be true is refused and counted."""

@@ -22,6 +22,8 @@ from vllm_vitals.logs import LOGGER, log_once
 SOURCES: Mapping[str, Callable[[Family], Source]] = {NVIDIA: Nvml, AMD: AmdSource}
 SHORTEST_REST = 0.1
 """Seconds between two samples at least, however long they take."""
+IDLE_REST = 5.0
+"""Seconds between two looks while there is nothing to sample."""
 
 
 class Sink(Protocol):
@@ -59,13 +61,14 @@ class Sampler:
         self._stopped = threading.Event()
         self._stopped.set()
 
-    def sample(self) -> None:
-        """Take one sample; nothing is told as long as no device is known."""
+    def sample(self) -> bool:
+        """Take one sample, and tell whether there was anything to sample; else nothing is told."""
         pause = Pace().breathe
         readings = [reading for fleet in self._fleets for reading in fleet.read(pause)]
         self._tell()
         if readings:
             self._sink.add([Sample(time.time(), time.monotonic(), readings)], pause)
+        return bool(readings)
 
     def _tell(self) -> None:
         """Say in one line what was found when it was first looked for, and what is wrong with the settings."""
@@ -78,12 +81,13 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            started = time.monotonic()
+            started, interval = time.monotonic(), self._interval
             try:
-                self.sample()
+                if not self.sample():
+                    interval = max(interval, IDLE_REST)
             except Exception:  # noqa: BLE001 - the thread must go on
                 log_once(logging.ERROR, "The GPUs could not be sampled", traceback=True)
-            self._stopped.wait(max(self._interval - (time.monotonic() - started), SHORTEST_REST))
+            self._stopped.wait(max(interval - (time.monotonic() - started), SHORTEST_REST))
         for fleet in self._fleets:
             fleet.close()
 

@@ -102,7 +102,7 @@ class Fields:
         return array("d")
 
     def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
-        quick = unpacked(values) if len(values) else None
+        quick = unpacked(bytes(values))
         return self.floats(msgspec.msgpack.decode(values), field) if quick is None else quick
 
     def _each(self, values: Any, field: str) -> "array[float]":
@@ -150,20 +150,18 @@ def quickly(values: list[Any]) -> "array[float] | None":
     return unpacked(content)
 
 
-def unpacked(content: bytes | msgspec.Raw) -> "array[float] | None":
+def unpacked(content: bytes) -> "array[float] | None":
     """Return a list in MessagePack as an array, `None` when it holds anything but floats, or is none."""
-    view = memoryview(content)
-    head, count = _head(view)
+    head, count = _head(content)
     size = _ITEM.itemsize
-    if not head or len(view) != head + size * count or bytes(view[head::size]).count(_FLOAT) != count:
+    if not head or len(content) != head + size * count or content[head::size].count(_FLOAT) != count:
         return None
-    items = np.frombuffer(view, dtype=_ITEM, offset=head)
-    made = array("d")
-    made.frombytes(items["value"].astype(np.float64).tobytes())
+    made = array("d", bytes(8 * count))
+    np.frombuffer(made)[:] = np.frombuffer(content, dtype=_ITEM, offset=head)["value"]
     return made
 
 
-def _head(content: memoryview) -> tuple[int, int]:
+def _head(content: bytes) -> tuple[int, int]:
     """Return the size of an array's head, 0 of anything else, and how many items follow it."""
     mark = content[0] if content else 0
     if mark & 0xF0 == 0x90:  # noqa: PLR2004 - a short array
