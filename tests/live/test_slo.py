@@ -23,6 +23,9 @@ REQUESTS = "vllm_slo_requests_total"
 TTFT = (0.005, 0.02, 0.05, 0.2, 1.0)
 E2E = (0.05, 0.2, 0.5, 1.5, 5.0)
 TPOT = (0.0002, 0.005, 0.3)
+VIOLATIONS = "vllm_slo_violations_total"
+LADDER = {f"{place}": 0.25 * 1.13**place for place in range(32)}
+"""Limits so close together that some lie between what a request takes alone and behind another."""
 SLACK = 0.1
 """Seconds by which client and server may differ: the way between them, and the delivery of the last token."""
 SLOS: dict[str, dict[str, Any]] = {
@@ -155,3 +158,68 @@ def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> 
     assert value(samples, "vllm_slo_excluded_total") == 0
     assert more(REQUESTS, slo="short") + more(REQUESTS, slo="long") == ended
     assert value(samples, "vitals_errors_total") == 0
+
+
+@pytest.fixture(scope="module")
+def narrow(model: Path) -> Iterator[VllmServer]:
+    slos = [{"name": name, "target": 0.9, "e2e": limit} for name, limit in LADDER.items()]
+    arguments = ("--max-num-seqs", "1", "--no-enable-prefix-caching")
+    with VllmServer(model, args=arguments, env={"VITALS_SLOS": json.dumps(slos)}) as running:
+        yield running
+
+
+async def one_behind_another(url: str, rng: random.Random, ahead: int, behind: int) -> Seen:
+    """Ask for so many tokens while the only place is taken by so many others."""
+    first = asyncio.create_task(ask(url, 20, ahead, rng))
+    await asyncio.sleep(0.02)
+    late = await ask(url, 20, behind, rng)
+    await first
+    return late
+
+
+def between(least: float, most: float) -> list[str]:
+    return [name for name, limit in LADDER.items() if least < limit < most]
+
+
+def to_blame(before: Samples, after: Samples, slos: list[str]) -> list[tuple[str, str]]:
+    """Return the SLOs that were missed once more, each with the phase."""
+    phases = ("queue", "prefill", "decode", "frontend", "unknown")
+    return [
+        (name, phase) for name, phase in product(slos, phases)
+        if value(after, VIOLATIONS, slo=name, phase=phase) > value(before, VIOLATIONS, slo=name, phase=phase)
+    ]  # fmt: skip
+
+
+def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narrow: VllmServer) -> None:
+    """A request of 500 tokens keeps a limit alone, misses it behind one of 400, and one of 900 misses it at any rate."""
+    rng, number = random.Random(1), 0
+
+    def page_after(more: int) -> Samples:
+        nonlocal number
+        number += more
+        samples: Samples = {}
+
+        def all_there() -> bool:
+            samples.update(page(narrow))
+            return value(samples, REQUESTS, slo="0") == number
+
+        assert eventually(all_there)
+        return samples
+
+    asyncio.run(ask(narrow.url, 20, 500, rng))  # the first is slow
+    number += 1
+    for _ in range(5):  # unless this machine was too busy with something else to tell
+        alone = max(asyncio.run(ask(narrow.url, 20, 500, rng)).e2e for _ in range(3))
+        before = page_after(3)
+        late = asyncio.run(one_behind_another(narrow.url, rng, 400, 500)).e2e
+        waited = page_after(2)
+        missed = between(1.1 * alone, 0.95 * late)
+        if missed and late < 1.9 * alone:  # decode was the longest phase
+            break
+    else:
+        pytest.fail(f"a request took {alone:.2f} s alone, and {late:.2f} s behind another")
+    assert to_blame(before, waited, missed) == [(name, "queue") for name in missed]
+    long = asyncio.run(ask(narrow.url, 20, 900, rng)).e2e
+    missed = between(1.1 * alone, 0.95 * long)
+    assert missed
+    assert to_blame(waited, page_after(1), missed) == [(name, "decode") for name in missed]

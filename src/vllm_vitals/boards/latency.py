@@ -127,8 +127,8 @@ def blame(c: Context) -> Builder[Panel]:
     share = ratio(missed, c.queries.rate(slo.VIOLATIONS), on=(), group_left=())
     return lines(
         "Phases of the violators",
-        "Of the limits that were missed, the share that each phase is to blame for: the one that took most of the time that the "
-        "limit is about. queue: capacity. prefill: long prompts or cold caches. decode: too large a batch.",
+        "Of the limits that were missed, the share that each phase is to blame for: the one that went most beyond what it usually "
+        "takes. queue: capacity. prefill: long prompts or cold caches. decode: too large a batch, or long outputs.",
         PERCENT, Query(share, "{{phase}}", PHASES), stacked=True, most=1, none=NO_MISSES,
     )  # fmt: skip
 

@@ -19,11 +19,11 @@ REQUESTS: Counter[Any] = Counter(
 )
 VIOLATIONS: Counter[Any] = Counter(
     "vllm.slo.violations", "{request}",
-    "Limits that judged requests missed, by the phase that took most of the time that the limit is about. A request "
-    "that misses two limits counts in both.",
+    "Limits that judged requests missed, by the phase that went most beyond what it usually takes in good requests of as "
+    "many tokens. A request that misses two limits counts in both.",
     labels=(SLO, OBJECTIVE,
             Label("phase", (*PHASES, UNKNOWN), help="ttft: queue, prefill or frontend. tpot: decode. e2e: any. "
-                                                    "unknown: vLLM did not say how the time was spent")),
+                                                    "unknown: vLLM did not say how the time was spent, or on how many tokens")),
 )  # fmt: skip
 TOKENS: Counter[Any] = Counter(
     "vllm.slo.tokens", "{token}", "Tokens generated for the requests that an SLO judged; those of good ones are its goodput.",

@@ -1,7 +1,8 @@
 """How the verdicts of service level objectives (SLOs) reach the store."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -18,19 +19,29 @@ class SloWriter(Writer):
     """Counts the verdicts on one engine's finished requests; the series are there from the start."""
 
     def __init__(self, store: Store, scope: Key, judge: Judge) -> None:
-        super().__init__(store[REQUESTS], scope, judge.judge)
+        super().__init__(store[REQUESTS], scope, partial(judge.judge, usual=judge.usual()))
         self._store = store
         self._labels = judge.labels
+        self._most = judge.most
         for metric in judge.labels:
             for labels in judge.series(metric):
                 store[metric].number(scope, labels)
 
     def take(self, records: Sequence[Requests], time: float) -> None:  # noqa: ARG002, D102
-        for requests in records:
-            for metric, counts in self.read(requests).items():
+        for counted in [self.read(part) for requests in records for part in _parts(requests, self._most)]:
+            for metric, counts in counted.items():
                 flat = counts.ravel()
                 for place in np.flatnonzero(flat).tolist():
                     self._store[metric].number(self.scope, self._labels[metric][place]).add(float(flat[place]))
+
+
+def _parts(requests: Requests, most: int) -> Iterator[Requests]:
+    every = requests.requests
+    if len(every) <= most:
+        yield requests
+        return
+    for first in range(0, len(every), most):
+        yield Requests(every[first : first + most])
 
 
 def declare(store: Store, slos: Sequence[Slo]) -> None:

@@ -16,7 +16,8 @@ from vllm_vitals.catalog.requests import FINISHED
 from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TOKENS, UNKNOWN, VIOLATIONS
 from vllm_vitals.columns import Floats, Requests, Truths
 from vllm_vitals.settings import Slo
-from vllm_vitals.slo.times import BLAMED, Times
+from vllm_vitals.slo.times import Times
+from vllm_vitals.slo.usual import BLAMED, POSSIBLE, Usual, blame
 
 Counts = dict[Metric[Any], NDArray[Any]]
 """How much to add to each series of a metric: an axis for each of its labels beside the engine's."""
@@ -26,8 +27,8 @@ OTHER_REASON = len(REASONS)
 OUTCOMES = ("", "good", "bad", "abort", "error", UNKNOWN)
 """What becomes of a request: nothing if an SLO does not cover it; the last three are why it is not judged."""
 GOOD, BAD = OUTCOMES.index("good"), OUTCOMES.index("bad")
-POSSIBLE = {"ttft": ("queue", "prefill", "frontend", UNKNOWN), "tpot": ("decode",), "e2e": BLAMED}
-"""The phases that can be to blame, by objective."""
+TOGETHER = 8192
+"""Verdicts at a time at most: more take longer each, and ever more memory."""
 
 
 class Judge:
@@ -35,6 +36,8 @@ class Judge:
 
     def __init__(self, slos: Sequence[Slo]) -> None:
         self._slos = slos
+        self.most = max(TOGETHER // len(slos), 1)
+        """Requests to be judged at a time at most."""
         self._limits = np.array([[[_limit(slo, name)] for slo in slos] for name in OBJECTIVES])  # 3 x S x 1
         self._limited = np.isfinite(self._limits)
         self._presumed = np.array([[_presumed(slo, reason) for reason in (*REASONS, "")] for slo in slos])
@@ -47,8 +50,12 @@ class Judge:
         self.labels: dict[Metric[Any], list[Key]] = {metric: list(product(*self._axes(metric))) for metric in COUNTERS}
         """Labels of the series that counts belong to, in the order of the flattened counts."""
 
-    def judge(self, requests: Requests) -> Counts:
-        """Return how much to add up for these requests."""
+    def usual(self) -> Usual:
+        """Return what an engine's requests usually take, as long as it had none."""
+        return Usual(len(self._slos))
+
+    def judge(self, requests: Requests, usual: Usual) -> Counts:
+        """Return how much to add up for these requests of one engine, and learn what they `usual`ly take."""
         reasons = np.array([REASONS.get(reason, OTHER_REASON) for reason in requests.reason])  # N
         outcome = self._presumed[:, reasons]  # S x N
         if self._filtered:
@@ -63,7 +70,7 @@ class Judge:
             REQUESTS: of_each[:, GOOD : BAD + 1],
             TOKENS: self._sums(outcome, times.tokens)[:, GOOD : BAD + 1],
             EXCLUDED: of_each[:, BAD + 1 :],
-            VIOLATIONS: self._violations(missed, times),
+            VIOLATIONS: self._violations(missed, times, outcome == GOOD, usual),
         }
 
     def series(self, metric: Metric[Any]) -> Iterator[Key]:
@@ -92,12 +99,14 @@ class Judge:
         sums = np.bincount((outcome + self._rows).ravel(), weights, minlength=self._rows.size * len(OUTCOMES))
         return sums.reshape(-1, len(OUTCOMES))
 
-    def _violations(self, missed: Truths, times: Times) -> NDArray[Any]:
+    def _violations(self, missed: Truths, times: Times, good: Truths, usual: Usual) -> NDArray[Any]:
         shape = (len(self._slos), len(OBJECTIVES), len(BLAMED))
         objective, slo, request = missed.nonzero()
+        found = usual.follow(good, times, slo, request)
         if not request.size:
             return np.zeros(shape, dtype=np.intp)
-        places = (slo * len(OBJECTIVES) + objective) * len(BLAMED) + times.blamed()[objective, request]
+        blamed = blame(found, times.parts.take(request, 1), objective, self._limits[objective, slo, 0])
+        places = (slo * len(OBJECTIVES) + objective) * len(BLAMED) + blamed
         return np.bincount(places, minlength=math.prod(shape)).reshape(shape)
 
 
