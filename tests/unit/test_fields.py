@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.vllm.fields import MANY, Fields, Table, quickly
+from vllm_vitals.vllm.fields import JOINED, MANY, Fields, Table, quickly
 
 NUMBERS, COUNTS, OTHERS = ("a", "b"), ("c", "d"), ("e",)
 NAMES = (*NUMBERS, *COUNTS, *OTHERS)
@@ -155,3 +155,18 @@ def test_whole_numbers_among_floats_are_numbers(length: int) -> None:
     values: list[Any] = [0.5] * length
     values[1] = 2
     assert fields().floats(values, "f") == array("d", values)
+
+
+@examples(300)
+@given(st.lists(st.lists(st.floats() | values, max_size=3) | st.none() | st.just((1, 2.5)), max_size=4))
+def test_many_lists_are_read_as_each_of_them(lists: list[Any]) -> None:
+    together, apart = [], []
+    read = fields(together).lists(lists, "f")
+    assert repr(read) == repr([fields(apart).floats(each, "f") or None for each in lists])
+    assert together == apart
+
+
+@pytest.mark.parametrize("length", [1, MANY, JOINED // 2, JOINED // 2 + 1])
+def test_lists_keep_their_numbers_however_many_there_are(length: int) -> None:
+    first, last = [0.5] * length, [1.5, 2.5] * (length // 2)
+    assert fields().lists([first, [], last], "f") == [array("d", first), None, array("d", last) or None]

@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, read, request_stats
 from vllm_vitals.step import CacheUse, Evictions, Finished, Speculation, Step
-from vllm_vitals.vllm.reader import Reader, finish_reason
+from vllm_vitals.vllm.finished import finish_reason
+from vllm_vitals.vllm.reader import Reader
 
 
 def told(

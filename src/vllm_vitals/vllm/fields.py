@@ -8,6 +8,7 @@ import operator
 from array import array
 from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 MOST_INT = 2**62
 MANY = 64
 """Numbers in a list from which the way by MessagePack is the quicker one."""
+JOINED = 8192
+"""Numbers of several lists that are read at a stretch."""
 Complain = Callable[[str, Any, str], None]
 """Takes the field, what it held and what was expected."""
 
@@ -100,6 +103,24 @@ class Fields:
             except BaseException:  # noqa: BLE001 - look at the items one by one
                 return self._each(values, field)
         return array("d")
+
+    def lists(
+        self, lists: Sequence[Any], field: str, pause: Callable[[], None] = lambda: None
+    ) -> "list[array[float] | None]":
+        """Return many iterables of numbers as `floats` does, `None` for one in which there is none.
+
+        Short lists are read as one: `pause` is called between long ones.
+        """
+        if set(map(type, lists)) == {list} and sum(map(len, lists)) <= JOINED:
+            joined = quickly(list(chain.from_iterable(lists)))
+            if joined is not None:
+                ends = list(accumulate(map(len, lists)))
+                return [joined[begin:end] or None for begin, end in zip([0, *ends], ends)]  # noqa: B905 - one more begin
+        read = []
+        for each in lists:
+            read.append(self.floats(each, field) or None)
+            pause()
+        return read
 
     def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
         quick = unpacked(bytes(values))

@@ -4,22 +4,15 @@ The objects are no stable interface: a field that a release lacks reads as `None
 ignored, one of an unexpected type is left out and complained of. Nothing here imports vLLM.
 """
 
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum
 from typing import Any, TypeVar
 
 from vllm_vitals.feed.tap import Call
-from vllm_vitals.step import CLOCK_SLACK, OTHER, CacheUse, Dialect, Evictions, Finished, Speculation, Step
+from vllm_vitals.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
 from vllm_vitals.vllm.connectors import Connectors
-from vllm_vitals.vllm.fields import Complain, Fields, Table, text
+from vllm_vitals.vllm.fields import Complain, Fields, Table
+from vllm_vitals.vllm.finished import FinishedReader
 
-REQUEST_NUMBERS = (
-    "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
-)  # fmt: skip
-REQUEST_COUNTS = (
-    "num_prompt_tokens", "num_generation_tokens", "num_cached_tokens", "max_tokens_param", "num_preemptions",
-)  # fmt: skip
 QUEUES = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
 OFTEN = ("prefix_cache_stats", "connector_prefix_cache_stats")
 """What else most schedulers report."""
@@ -34,9 +27,10 @@ WATERMARKS = {
     "num_watermarked_reqs": "watermarked", "num_watermark_skipped_reqs": "skipped",
     "num_not_watermarked_reqs": "not_watermarked",
 }  # fmt: skip
-LISTS = (
-    "inter_token_latencies_iter", "time_to_first_tokens_iter", "n_params_iter", "max_num_generation_tokens_iter",
-)  # fmt: skip
+LISTS = {
+    "inter_token_latencies_iter": "inter_token_latencies", "time_to_first_tokens_iter": "first_token_latencies",
+    "n_params_iter": "sequences_asked", "max_num_generation_tokens_iter": "longest_outputs",
+}  # fmt: skip
 PREFIX = 1 + len(QUEUES)
 """Where the prefix cache's stats are among what is read of a scheduler."""
 # 0.16 to 0.19 count a token that is cached but computed again both as computed and as a hit.
@@ -79,9 +73,8 @@ class Reader:
         others = (*LISTS, "prompt_token_stats", "finished_requests")
         self._outputs = Table(self._fields, ("iteration_timestamp",), (*OUTPUTS, *WATERMARKS), others)
         self._prompts = Table(self._fields, counts=PROMPT)
-        self._requests = Table(self._fields, REQUEST_NUMBERS, REQUEST_COUNTS, ("finish_reason", "request_id"))
+        self._finished = FinishedReader(self._fields, pooling=pooling)
         self._details = details
-        self._pooling = pooling
         self._connectors = Connectors(connector, self._fields)
         self._epoch: float | None = None
         """That of the latest read."""
@@ -244,6 +237,7 @@ class Reader:
             return
         rows = self._outputs.read(stats)
         pause()
+        self._read_lists(steps, rows, pause)
         prompts = iter(self._prompts.read([prompt for *_, prompt, _ in rows if prompt is not None]))
         pause()
         ended: list[tuple[Step, list[Any]]] = []
@@ -259,31 +253,29 @@ class Reader:
             if not self._fields.is_empty(finished):
                 ended.append((step, self._listed(finished)))
             pause()
-        self._read_finished(ended, pause)
+        if ended:
+            self._finished.read(ended, pause)
 
     def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
-        floats = self._floats
-        begun, generated, preempted, corrupted, *watermarks, latencies, firsts, asked, longest, _, _ = row
+        begun, generated, preempted, corrupted, *watermarks, _, _, _, _, _, _ = row
         step.iterated = True
         step.processing = self._processing(step, begun)
         step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
         if any(watermarks):
             found = zip(WATERMARKS.values(), watermarks, strict=True)
             step.watermarks = {status: count for status, count in found if count}
-        step.inter_token_latencies = floats(latencies, "IterationStats.inter_token_latencies_iter")
-        step.first_token_latencies = floats(firsts, "IterationStats.time_to_first_tokens_iter")
-        step.sequences_asked = floats(asked, "IterationStats.n_params_iter")
-        step.longest_outputs = floats(longest, "IterationStats.max_num_generation_tokens_iter")
+
+    def _read_lists(self, steps: Sequence[Step], rows: Sequence[Sequence[Any]], pause: Callable[[], None]) -> None:
+        first = -2 - len(LISTS)
+        for place, (name, into) in enumerate(LISTS.items(), first):
+            lists = self._fields.lists([row[place] for row in rows], f"IterationStats.{name}", pause)
+            for step, values in zip(steps, lists, strict=True):
+                setattr(step, into, values)
 
     def _processing(self, step: Step, begun: float | None) -> float | None:
         """Return the time since the step's outputs came, `None` where the host's clock may have been set in between."""
         taken = step.time - (begun or 0.0)
         return max(taken, 0.0) if self._steady and -CLOCK_JITTER < taken <= step.age else None
-
-    def _floats(self, values: Any, field: str) -> "array[float] | None":
-        if type(values) is list and not values:  # most lists of most steps
-            return None
-        return self._fields.floats(values, field) or None
 
     def _read_old_prompt(self, step: Step, stats: Any) -> None:
         """Read the prompt tokens of a release before 0.16.0, which does not tell cached ones apart."""
@@ -297,31 +289,6 @@ class Reader:
         except BaseException as error:  # noqa: BLE001 - not iterable, or its iterator raised
             self._complain("IterationStats.finished_requests", error, "a list of finished requests")
             return []
-
-    def _read_finished(self, ended: Sequence[tuple[Step, list[Any]]], pause: Callable[[], None]) -> None:
-        rows = iter(self._requests.read([request for _, requests in ended for request in requests]))
-        pause()
-        for step, requests in ended:
-            step.finished = tuple([self._finished(next(rows), step) for _ in requests])
-            pause()
-
-    def _finished(self, row: Sequence[Any], step: Step) -> Finished:
-        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted, reason, name = (
-            row
-        )
-        if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
-            queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
-        if cached is not None and cached < 0:
-            cached = 0  # it was never scheduled
-        if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
-            per_token = None
-        request = Finished(
-            finish_reason(reason), step.time, duration, queue, prefill, decode, inference, per_token, given, made,
-            cached, asked or None, preempted, name if isinstance(name, str) else None,
-        )  # fmt: skip
-        if made == 0 and not self._pooling:
-            _forget_tokenless(request, step.first_token_latencies)
-        return request
 
 
 def _given(steps: Sequence[Step], stats: list[Any]) -> tuple[Sequence[Step], list[Any]]:
@@ -357,23 +324,3 @@ def _read_prompt(step: Step, computed: int | None, local: int | None, external: 
     }
     step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens} or None
     step.computed_tokens = max(computed or 0, 0)
-
-
-def _forget_tokenless(request: Finished, first_tokens: "array[float] | None") -> None:
-    """Drop the latencies that vLLM reports of a request that was cut off before its first token.
-
-    Its first-token time is its duration, the very same number; its prefill and inference times run from a
-    milestone it never reached, that is from the boot of the host.
-    """
-    if first_tokens and request.duration is not None and request.duration in first_tokens:
-        first_tokens.remove(request.duration)
-    request.prefill = request.decode = request.inference = None
-    if request.queue is not None and request.duration is not None and not 0 <= request.queue <= request.duration:
-        request.queue = None
-
-
-def finish_reason(value: Any) -> str:
-    """Return a finish reason's label: an enum member's name, whatever members a release has."""
-    if isinstance(value, Enum):
-        return value._name_.lower()  # `name` is the same by way of a slow descriptor
-    return text(value) if isinstance(value, str) else "unknown"

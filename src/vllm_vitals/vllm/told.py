@@ -14,6 +14,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from vllm_vitals.feed.tap import Call, Written
 from vllm_vitals.step import Step, Unread
+from vllm_vitals.vllm import finished
 from vllm_vitals.vllm.reader import (
     LISTS,
     LOOKUPS,
@@ -21,8 +22,6 @@ from vllm_vitals.vllm.reader import (
     OUTPUTS,
     PROMPT,
     QUEUES,
-    REQUEST_COUNTS,
-    REQUEST_NUMBERS,
     SELDOM,
     WATERMARKS,
     Reader,
@@ -41,7 +40,7 @@ _Speculation = _kind("SpecDecodingStats", "num_drafts", "num_draft_tokens", "num
 _Graph = _kind("CUDAGraphStat", "num_padded_tokens", "num_unpadded_tokens")
 _Perf = _kind("PerfStats", "num_flops_per_gpu", "num_read_bytes_per_gpu", "num_write_bytes_per_gpu")
 _Details = _kind("IterationDetails", "is_dummy", "elapsed_ms", "num_ctx_tokens", "num_generation_tokens")
-_Request: Any = _kind("FinishedRequestStats", *REQUEST_NUMBERS, *REQUEST_COUNTS, "finish_reason", "request_id")
+_Request: Any = _kind("FinishedRequestStats", *finished.NUMBERS, *finished.COUNTS, "finish_reason", "request_id")
 _Scheduler = _kind(
     "SchedulerStats", "kv_cache_usage", *QUEUES, *OFTEN, *SELDOM,
     prefix_cache_stats=_Lookups | None, connector_prefix_cache_stats=_Lookups | None,

@@ -1,0 +1,103 @@
+"""vLLM's stats of finished requests to `Finished`: many at once, as they are a third of what there is to read of a step."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import islice
+from operator import le
+from typing import Any
+
+from vllm_vitals.step import CLOCK_SLACK, Finished, Floats, Step
+from vllm_vitals.vllm.fields import Fields, Table, text
+
+NUMBERS = (
+    "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
+)  # fmt: skip
+COUNTS = ("num_prompt_tokens", "num_generation_tokens", "num_cached_tokens", "max_tokens_param", "num_preemptions")
+
+Row = Sequence[Any]
+
+
+class FinishedReader:
+    """Reads the finished requests of one `AsyncLLM`."""
+
+    def __init__(self, fields: Fields, *, pooling: bool) -> None:
+        """`pooling`: requests end without a token by design."""
+        self._table = Table(fields, NUMBERS, COUNTS, ("finish_reason", "request_id"))
+        self._pooling = pooling
+        self._names: dict[type, dict[Any, str]] = {}
+        """Names of the members of enums."""
+
+    def read(self, ended: Sequence[tuple[Step, list[Any]]], pause: Callable[[], None]) -> None:
+        """Put into each step what ended in it; `pause` is called between small pieces of work."""
+        rows = self._table.read([request for _, requests in ended for request in requests])
+        pause()
+        if (usual := self._usual(rows, [step.time for step, requests in ended for _ in requests])) is not None:
+            made = iter(usual)
+            for step, requests in ended:
+                step.finished = tuple(islice(made, len(requests)))
+            return
+        unusual = iter(rows)
+        for step, requests in ended:
+            step.finished = tuple([self._finished(next(unusual), step) for _ in requests])
+            pause()
+
+    def _usual(self, rows: Sequence[Row], times: Sequence[float]) -> list[Finished] | None:
+        """Return requests of which each ran its course and all is told, `None` if one may not have."""
+        try:
+            *numbers, reasons, ids = zip(*rows, strict=True)
+            duration, _, _, _, inference, _, _, made, cached, asked, _ = numbers
+            timed = all(map(le, inference, duration))
+            if timed and min(made) > 1 and min(cached) >= 0 and min(asked) > 0 and set(map(type, ids)) == {str}:
+                return list(map(Finished, self._reasons(reasons), times, *numbers, ids))
+        except (TypeError, ValueError):  # there is a `None`, or nothing at all
+            pass
+        return None
+
+    def _reasons(self, values: Sequence[Any]) -> Sequence[str]:
+        kind, *others = set(map(type, values))
+        if others or not issubclass(kind, Enum):
+            return list(map(finish_reason, values))
+        names = self._names.setdefault(kind, {})
+        try:
+            return list(map(names.__getitem__, values))
+        except KeyError:
+            names.update((member, finish_reason(member)) for member in kind)
+            return list(map(finish_reason, values))
+
+    def _finished(self, row: Row, step: Step) -> Finished:
+        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted, reason, name = (
+            row
+        )
+        if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
+            queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
+        if cached is not None and cached < 0:
+            cached = 0  # it was never scheduled
+        if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
+            per_token = None
+        request = Finished(
+            finish_reason(reason), step.time, duration, queue, prefill, decode, inference, per_token, given, made,
+            cached, asked or None, preempted, name if isinstance(name, str) else None,
+        )  # fmt: skip
+        if made == 0 and not self._pooling:
+            _forget_tokenless(request, step.first_token_latencies)
+        return request
+
+
+def _forget_tokenless(request: Finished, first_tokens: Floats | None) -> None:
+    """Drop the latencies that vLLM reports of a request that was cut off before its first token.
+
+    Its first-token time is its duration, the very same number; its prefill and inference times run from a
+    milestone it never reached, that is from the boot of the host.
+    """
+    if first_tokens and request.duration is not None and request.duration in first_tokens:
+        first_tokens.remove(request.duration)
+    request.prefill = request.decode = request.inference = None
+    if request.queue is not None and request.duration is not None and not 0 <= request.queue <= request.duration:
+        request.queue = None
+
+
+def finish_reason(value: Any) -> str:
+    """Return a finish reason's label: an enum member's name, whatever members a release has."""
+    if isinstance(value, Enum):
+        return value._name_.lower()  # `name` is the same by way of a slow descriptor
+    return text(value) if isinstance(value, str) else "unknown"
