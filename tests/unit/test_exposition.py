@@ -316,7 +316,7 @@ def test_the_interpreter_is_given_up_between_pieces_and_without_the_lock() -> No
         held.append(lock._is_owned())
 
     collector.refresh(look)
-    assert len(held) >= len(CATALOG)
+    assert len(held) >= sum(isinstance(metric, Histogram) for metric in CATALOG)
     pieces = Renderer(collector.store, openmetrics=False).render(look)
     held.extend(lock._is_owned() for _ in pieces)
     assert len(held) > 2 * sum(len(family.cells) for family in collector.store)

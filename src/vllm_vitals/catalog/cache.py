@@ -1,23 +1,33 @@
 """The caches (KV, prefix, multimodal), LoRA adapters and speculative decoding."""
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
-from vllm_vitals.step import Facts, Step
+from vllm_vitals.step import CacheUse, Facts, Step
 
 TIER = Label("tier", ("local",), open=True, help="local: this engine's KV cache. external: a KV connector's")
 ADAPTERS = 100
 """Distinct LoRA adapters that get a series of their own."""
 
 
-def _queries(step: Step) -> dict[str, float]:
-    tiers = {"local": step.prefix_cache, "external": step.external_prefix_cache}
-    return {tier: use.queries for tier, use in tiers.items() if use}
+def _queries(step: Step) -> dict[str, float] | None:
+    return _of_tiers(step, _QUERIES)
 
 
-def _hits(step: Step) -> dict[str, float]:
-    tiers = {"local": step.prefix_cache, "external": step.external_prefix_cache}
-    return {tier: use.hits for tier, use in tiers.items() if use}
+def _hits(step: Step) -> dict[str, float] | None:
+    return _of_tiers(step, _HITS)
+
+
+_QUERIES, _HITS = attrgetter("queries"), attrgetter("hits")
+
+
+def _of_tiers(step: Step, read: Callable[[CacheUse], int]) -> dict[str, float] | None:
+    local, external = step.prefix_cache, step.external_prefix_cache
+    if external:
+        return {"local": read(local) if local else 0, "external": read(external)}
+    return {"local": read(local)} if local else None
 
 
 def _adapters(step: Step) -> dict[tuple[str, str], float] | None:

@@ -32,7 +32,7 @@ REJECTED: Counter[Any] = Counter(
 )  # fmt: skip
 UNKNOWN_CONNECTORS = Counter(
     "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.",
-    of=Step, read=lambda s: dict.fromkeys(s.unknown_connectors, 1), labels=(Label("connector"),),
+    of=Step, read=lambda s: dict.fromkeys(s.unknown_connectors, 1) if s.unknown_connectors else None, labels=(Label("connector"),),
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",

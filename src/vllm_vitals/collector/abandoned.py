@@ -45,21 +45,27 @@ class Abandoned:
 
     def step(self, step: Step) -> None:
         """Take a step in, in any order: how many requests got their first token, ended, and are in the engine."""
-        started = len(step.first_token_latencies or ())
+        running = step.running
+        started = len(step.first_token_latencies) if step.first_token_latencies else 0
         # What has no token but a time of prefill is a pooling request at its end: its answer is its first token too.
-        ended = sum(1 for request in step.finished if request.output_tokens or request.prefill is not None)
-        if not (started or ended or step.scheduled):
+        ended = sum([1 for request in step.finished if request.output_tokens or request.prefill is not None])
+        if running is None and not (started or ended):
             return
         self._started += started
         self._ended += ended
-        self._heard = max(self._heard, step.clock)
-        slot = self._slots.setdefault(step.clock // SLOT, _Slot())
+        clock = step.clock
+        self._heard = max(self._heard, clock)
+        key = clock // SLOT
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot()
         slot.started += started
-        if step.running is not None:
-            held = step.running + (step.waiting or 0) + (step.deferred or 0)
-            for latest in (slot, self._latest):
-                if step.clock >= latest.clock:
-                    latest.clock, latest.held = step.clock, held
+        if running is not None:
+            held = running + (step.waiting or 0) + (step.deferred or 0)
+            if clock >= slot.clock:
+                slot.clock, slot.held = clock, held
+            if clock >= self._latest.clock:
+                self._latest.clock, self._latest.held = clock, held
         if len(self._slots) > MOST_SLOTS:
             self._slots.clear()
             self.lose(self._heard)

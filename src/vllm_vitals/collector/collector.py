@@ -181,10 +181,7 @@ class Collector:
                 self._settle(engine, pause)
                 self._forecast(engine)
             pause()
-        for family in self.store:
-            with self.store.lock:
-                family.settle()
-            pause()
+        self.store.settle(pause)
         now, clock = time.time(), time.monotonic()
         with self.store.lock:
             for engine in self._engines.values():

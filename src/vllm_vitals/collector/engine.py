@@ -71,26 +71,28 @@ class Engine:
         """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
         self.served = True
         self.late(step)
-        if not step.scheduled:
+        if step.running is None:
             return
+        clock = step.clock
         self.scheduled, self.stale = True, False
-        self.latest = step.clock
-        self.clock = max(self.clock, step.clock)
-        self._told = max(self._told, step.clock)
+        self.latest = clock
+        self.clock = max(self.clock, clock)
+        self._told = max(self._told, clock)
         if self._worked is not None:
-            step.interval = step.clock - self._worked
+            step.interval = clock - self._worked
         self.holds_requests = bool(step.running or step.waiting or step.deferred)
         usage = step.kv_cache_usage
         if usage is not None and 0 <= usage <= 1:
-            self._trend.add(step.clock, usage)
+            self._trend.add(clock, usage)
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
         limited = limiter(step, self._max_num_seqs, self._free, self._need(step))
-        self._divide(step.clock)
-        if step.clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
-            self._worked = step.clock if self.holds_requests else None
-            self._limiter.step(step.clock, limited)
-            self._saturation.step(step.clock, level(step, self._max_num_seqs, limited))
+        if self.metered:
+            self._divide(clock)
+        if clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
+            self._worked = clock if self.holds_requests else None
+            self._limiter.step(clock, limited)
+            self._saturation.step(clock, level(step, self._max_num_seqs, limited))
 
     def _need(self, step: Step) -> float | None:
         """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
@@ -106,7 +108,8 @@ class Engine:
         """Take in a step that comes after a later one: what it counted counts, but it sets nothing back."""
         self.finished += step.finished
         self.abandoned.step(step)
-        self.perf.step(step)
+        if step.flops or step.memory_traffic:
+            self.perf.step(step)
 
     def ended(self, requests: Requests) -> float:
         """Learn from finished requests, and return the seconds of prefill that cached tokens spared them."""
@@ -161,6 +164,11 @@ def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Ste
     timely: list[Step] = []
     late: list[Step] = []
     for step in steps:
-        (late if step.scheduled and step.clock < latest else timely).append(step)
-        latest = max(latest, step.clock) if step.scheduled else latest
+        if step.running is None:
+            timely.append(step)
+        elif step.clock < latest:
+            late.append(step)
+        else:
+            timely.append(step)
+            latest = step.clock
     return timely, late

@@ -92,17 +92,36 @@ class Trend:
         self._points: deque[tuple[float, float]] = deque(maxlen=POINTS)
         self._usage = 0.0
         """The latest share in use."""
+        self._line: tuple[float, float] | None = None
+        """Slope of the points, per second, and where it was at the clock's 0."""
+        self._drawn = False
+        """Whether that is so of the present points."""
 
     def add(self, clock: float, usage: float) -> None:
         """Take note of the share in use at `clock`, monotonic seconds; what follows within `SPACING` is passed over."""
         self._usage = usage
         if not self._points or clock - self._points[-1][0] >= SPACING:
             self._points.append((clock, usage))
+            self._drawn = False
 
     def seconds_to_full(self, clock: float) -> float | None:
         """Return the seconds from `clock` until all is in use, `None` when that is not where it is heading."""
         while self._points and clock - self._points[0][0] > POINTS * SPACING:
             self._points.popleft()
+            self._drawn = False
+        if not self._drawn:
+            self._line, self._drawn = self._draw(), True
+        if self._line is None:
+            return None
+        slope, origin = self._line
+        level = origin + slope * clock
+        if self._usage < min(level, 1.0) - DEPARTED:
+            return None
+        ahead = max(1.0 - level, 0.0) / slope if slope > 0 else math.inf
+        return ahead if ahead <= FARTHEST else None
+
+    def _draw(self) -> tuple[float, float] | None:
+        """Return the line through the points, `None` if they do not rise together."""
         if len(self._points) < FEWEST:
             return None
         clocks, usages = np.array(self._points).T
@@ -111,11 +130,7 @@ class Trend:
         if float((slopes > 0).mean()) < AGREEING:
             return None
         slope = float(np.median(slopes))
-        level = float(np.median(usages - slope * (clocks - clock)))
-        if self._usage < min(level, 1.0) - DEPARTED:
-            return None
-        ahead = max(1.0 - level, 0.0) / slope if slope > 0 else math.inf
-        return ahead if ahead <= FARTHEST else None
+        return slope, float(np.median(usages - slope * clocks))
 
 
 @lru_cache(maxsize=POINTS)

@@ -44,6 +44,7 @@ class Limiter:
     def __init__(self, clock: float) -> None:
         """`clock`: monotonic seconds of the engine's start."""
         self.state = "idle"
+        self._does = activity(self.state)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.activity: defaultdict[str, float] = defaultdict(float)
         """The same seconds by what the engine did, for whoever takes them away at other times."""
@@ -57,7 +58,7 @@ class Limiter:
         if clock < self.turned:
             return  # told late, after the engine fell asleep or woke up
         self.settle(clock)
-        self.state = state
+        self._turn(state)
         self._asleep = False
 
     def sleep(self, clock: float, *, asleep: bool) -> bool:
@@ -68,7 +69,7 @@ class Limiter:
         if asleep == self._asleep:
             return False
         self.settle(clock)
-        self.state = "asleep" if asleep else "idle"
+        self._turn("asleep" if asleep else "idle")
         self._asleep = asleep
         self.turned = clock
         return True
@@ -77,5 +78,9 @@ class Limiter:
         """Add up until `clock`, monotonic seconds; what came before the latest time is passed over."""
         if clock > self._since:
             self.seconds[self.state] += clock - self._since
-            self.activity[activity(self.state)] += clock - self._since
+            self.activity[self._does] += clock - self._since
             self._since = clock
+
+    def _turn(self, state: str) -> None:
+        if state != self.state:
+            self.state, self._does = state, activity(state)

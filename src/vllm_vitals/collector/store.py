@@ -1,7 +1,7 @@
 """The state behind every exporter: a family for each metric, a cell for each label set, all bounded."""
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
@@ -95,6 +95,14 @@ class Store:
         self.lock = threading.RLock()
         self.rejects: Rejects = Rejects()
         self._families = {metric: Family(metric, self.rejects, exponential=exponential) for metric in metrics}
+        self._histograms = [family for family in self if isinstance(family.metric, Histogram)]
+
+    def settle(self, pause: Callable[[], None]) -> None:
+        """Sort what the histograms have pending into their buckets, giving the lock up between them."""
+        for family in self._histograms:
+            with self.lock:
+                family.settle()
+            pause()
 
     def __getitem__(self, metric: Metric[Any]) -> Family:
         return self._families[metric]

@@ -1,6 +1,7 @@
 """How what a metric reads from a record reaches the store: one writer for each metric and scope."""
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -39,13 +40,13 @@ class LabelledCounterWriter(Writer):
     """Adds for each label value."""
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
-        values: dict[Any, list[float]] = {}
+        values: defaultdict[Any, list[float]] = defaultdict(list)
         for read in filter(None, map(self.read, records)):
             for label, value in read.items():
-                if value:
-                    values.setdefault(label, []).append(value)
+                values[label].append(value)
         for label, each in values.items():
-            self.family.number(self.scope, _own(label)).add(*each)
+            if any(each):
+                self.family.number(self.scope, _own(label)).add(*each)
 
 
 class GaugeWriter(Writer):
