@@ -61,6 +61,15 @@ def sidecar(engines: int, port: int) -> Record:
     return ours(engines, port)
 
 
+def settle(name: str) -> Callable[[], object]:
+    """Return what does all that a candidate has put off."""
+    if name not in ("ours", "sidecar"):
+        return int
+    from vllm_vitals.runtime import runtime
+
+    return runtime().feed.drain
+
+
 def otel_pushing(_engines: int, _port: int) -> Record:
     """Use the instruments of the SDK, and its exporter, to where the standard variables say."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
