@@ -27,10 +27,13 @@ SEQUENCES = 4
 FILLING = 96
 """Requests that fill a KV cache slowly enough to foretell when it is full, which takes a quarter of a minute."""
 CASES = [
-    ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 150}),
-    ("token_budget", ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"), {"prompt": 600, "max_tokens": 2}),
-    ("kv_cache", ("--num-gpu-blocks-override", "9", "--max-num-seqs", "64"), {"prompt": 300, "max_tokens": 300}),
+    ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 150}, 24),
+    # At every third step both leave the batch, and others take their places before the next.
+    ("max_num_seqs", ("--max-num-seqs", "2"), {"prompt": 20, "max_tokens": 3}, 400),
+    ("token_budget", ("--max-num-batched-tokens", "64", "--max-num-seqs", "64"), {"prompt": 600, "max_tokens": 2}, 24),
+    ("kv_cache", ("--num-gpu-blocks-override", "9", "--max-num-seqs", "64"), {"prompt": 300, "max_tokens": 300}, 24),
 ]
+"""What limits, the options that make it so, what is asked, and how often."""
 
 
 def limited(server: VllmServer) -> dict[str, float]:
@@ -96,13 +99,15 @@ async def some_leave_the_queue(server: VllmServer) -> None:
         assert set(await asyncio.gather(*staying)) == {200}
 
 
-@pytest.mark.parametrize(("expected", "arguments", "asked"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("expected", "arguments", "asked", "count"), CASES, ids=[f"{name}-{count}" for name, _, _, count in CASES]
+)
 def test_the_limit_that_was_set_is_the_one_that_shows(
-    expected: str, arguments: tuple[str, ...], asked: dict[str, int], model: Path
+    expected: str, arguments: tuple[str, ...], asked: dict[str, int], count: int, model: Path
 ) -> None:
     with VllmServer(model, args=(*arguments, "--no-enable-prefix-caching")) as server:
         begun, before = time.monotonic(), limited(server)
-        assert set(asyncio.run(together(server, 24, **asked))) == {200}
+        assert set(asyncio.run(together(server, count, **asked))) == {200}
         assert eventually(lambda: idle(server))
         after, ended = limited(server), time.monotonic()
         spent = {name: after[name] - before[name] for name in LIMITERS}

@@ -1,5 +1,6 @@
 """An engine's time, all of it, by what kept requests out of its batch."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from tests.unit.builders import ENGINE, MODEL, Clock, Sight, facts, feed, step
 from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.collector import collector as module
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.limiter import Limiter, limiter
+from vllm_vitals.collector.limiter import Ended, Limiter, limiter
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Finished, Sleep
+from vllm_vitals.step import Finished, Floats, Gone, Sleep
 
 LIMITERS = LIMITED.labels[0].values
 
@@ -44,6 +45,33 @@ def test_what_limits_is_told_from_what_waits_and_what_is_full(
 
 def test_without_a_known_limit_the_batch_is_never_full() -> None:
     assert limiter(step(running=10_000, waiting=1), None, 1000.0, 100.0) == "token_budget"
+
+
+@pytest.mark.parametrize(
+    ("running", "ended", "expected"),
+    [
+        (3, Ended(1, 0), "max_num_seqs"),  # four were in the batch
+        (0, Ended(4, 0), "max_num_seqs"),
+        (2, Ended(1, 0), "token_budget"),
+        (2, Ended(1, 401), "kv_cache"),  # of 500 tokens that are free now, 99 were
+        (2, Ended(1, 400), "token_budget"),
+    ],
+)
+def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: Ended, expected: str) -> None:
+    assert limiter(step(running=running, waiting=1), 4, 500.0, 100.0, ended) == expected
+
+
+def test_what_ended_held_its_tokens_unless_they_were_cached() -> None:
+    ended = [
+        Finished("stop", input_tokens=300, cached_tokens=100, output_tokens=50),
+        Finished("length", input_tokens=None, output_tokens=7),
+        Finished("stop", input_tokens=5, cached_tokens=9, output_tokens=1),
+        Finished("abort", input_tokens=1000, output_tokens=0),  # never in a batch
+        Finished("error", input_tokens=1000),
+        Finished("stop", input_tokens=20, output_tokens=-3),
+        Finished("stop", prefill=0.1, input_tokens=40, output_tokens=0),  # it pools
+    ]
+    assert Ended(2, 10).more(ended) == Ended(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
 
 
 def test_each_second_belongs_to_what_was_said_before_it() -> None:
@@ -109,6 +137,22 @@ def test_what_finished_requests_needed_tells_whether_the_cache_has_room(clock: C
     assert clock.now == 100.0
 
 
+def test_a_batch_that_requests_leave_at_every_step_is_full_all_the_same(clock: Clock) -> None:
+    mine = Collector(Settings())
+    one = Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=150)
+    feed(mine, facts(max_num_seqs=3, kv_cache_tokens=1000), step(101.0, running=1, finished=(one,)))
+    mine.refresh()
+    feed(mine, step(102.0, running=2, waiting=9, kv_cache_usage=0.1, finished=(one,)))
+    feed(mine, step(104.0, running=0, waiting=9, kv_cache_usage=0.1, finished=(one, one, one)))
+    feed(mine, step(108.5, finished=(one,)), step(109.0, running=2, waiting=9, kv_cache_usage=0.1))  # another server's
+    # Of 1000 tokens 600 are free now, 150 were while it was there, and the next one needs 300.
+    feed(mine, step(111.0, running=1, waiting=9, kv_cache_usage=0.4, finished=(one,)))
+    feed(mine, step(112.0, running=1, waiting=9, kv_cache_usage=0.4))
+    mine.flush(116.0)
+    assert seconds(mine) == {"idle": 1.0, "none": 1.0, "max_num_seqs": 9.0, "kv_cache": 1.0, "token_budget": 4.0}
+    assert clock.now == 100.0
+
+
 def test_preempted_requests_need_room_for_what_they_generated_too(clock: Clock) -> None:
     mine = Collector(Settings())
     ended = (Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=300),)
@@ -128,3 +172,61 @@ def test_every_limiter_has_a_series_from_the_start(limiter_: str) -> None:
     mine = Collector(Settings())
     feed(mine, facts())
     assert Sight(mine)("vllm_engine_limited_duration_seconds_total", **ENGINE, limiter=limiter_) == 0
+
+
+def answered(clock: float, *, took: float, **fields: Any) -> Any:
+    """Make a step that left nothing in the engine, and in which a request got its first and only token."""
+    ended = (Finished("stop", duration=took, prefill=took, input_tokens=50, output_tokens=1),)
+    return step(clock, running=0, first_token_latencies=floats([took]), finished=ended, **fields)
+
+
+def floats(values: list[float]) -> Floats:
+    return Floats("d", values)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_comes_to_an_idle_engine_is_work_before_its_first_step_has_ended() -> None:
+    mine = Collector(Settings())
+    feed(mine, facts(max_num_seqs=4))
+    feed(mine, step(103.0, running=1, first_token_latencies=floats([2.0, 1.5])), step(104.0, running=0))
+    mine.flush(105.0)
+    assert seconds(mine) == {"idle": 1.0, "none": 3.0}  # what has been since 103 may be another such step
+    mine.flush(110.0)
+    assert seconds(mine) == {"idle": 1.0 + 4.0, "none": 3.0}
+    feed(mine, Gone(MODEL, "0"))
+    assert seconds(mine) == {"idle": 1.0 + 6.0, "none": 3.0}
+
+
+@pytest.mark.usefixtures("clock")
+def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> None:
+    mine = Collector(Settings())
+    feed(mine, facts(max_num_seqs=4), answered(102.0, took=1.0))
+    mine.flush(102.75)
+    assert seconds(mine) == {"idle": 1.0, "none": 1.0}
+    feed(mine, answered(103.0, took=0.75))
+    mine.flush(110.0)
+    held = 0.99  # a hundredth less than the longest
+    assert seconds(mine) == pytest.approx({"idle": 1.0 + 0.25 + (7.0 - held), "none": 1.0 + 0.75})
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
+    mine = Collector(Settings())
+    feed(mine, facts(max_num_seqs=32))
+    ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=50, output_tokens=0) for _ in range(8))
+    for place in range(20):
+        feed(mine, step(100.5 + place / 2, running=0, finished=ended))
+        mine.flush(100.625 + place / 2)
+    assert seconds(mine) == {"none": 10.0}
+    mine.refresh()
+    saturation = Sight(mine)("vllm_engine_saturation_ratio", **ENGINE)
+    assert saturation == pytest.approx(8 / 32 * (1 - math.exp(-10 / 30)), rel=0.05)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("took", [float("nan"), -1.0, 0.0, 1e9, float("inf")])
+def test_no_latency_that_cannot_be_makes_an_idle_engine_busy(took: float) -> None:
+    mine = Collector(Settings())
+    feed(mine, facts(), step(103.0, running=0, first_token_latencies=floats([took])))
+    mine.flush(105.0)
+    assert seconds(mine) == {"idle": 5.0}

@@ -109,16 +109,27 @@ class Collector:
         behind: set[str] = set()
         with self.store.lock:
             for engine in self._engines.values():
-                spent = engine.spend(until)
-                for state, seconds in spent.items():
-                    self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
-                self._costs.spend(engine, spent)
+                self._spend(engine, until)
                 told, skew = certain(engine.scope) if certain else (until, 0.0)
                 self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(min(told, until), skew))
                 if told < until - WINDOW:
                     behind.add(engine.scope[0])
             if self._imbalance.due(until):
                 self._compare(until, behind)
+
+    def _spend(self, engine: Engine, until: float) -> None:
+        """Count an engine's time up to `until`, monotonic seconds."""
+        spent = engine.spend(until)
+        for state, seconds in spent.items():
+            self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
+        self._costs.spend(engine, spent)
+
+    def _end(self, engine: Engine, pause: Callable[[], None] = lambda: None) -> None:
+        """Count what is left to count of an engine of which no step will come any more."""
+        engine.end()
+        self._spend(engine, engine.told)
+        self._settle(engine, pause)
+        self._drop_gauges(engine)
 
     def _compare(self, until: float, behind: Collection[str]) -> None:
         """Show how evenly the engines of a model share its work, unless one of them has not been heard of for long."""
@@ -283,8 +294,7 @@ class Collector:
         for gone in records:
             engine = self._engines.pop((gone.model, gone.engine), None)
             if engine is not None:
-                self._settle(engine, pause)
-                self._drop_gauges(engine)
+                self._end(engine, pause)
                 self.store[itself.STEP_AGE].drop(engine.scope)
                 self._put(UP, engine.scope, (), 0.0)
 
@@ -321,8 +331,7 @@ class Collector:
             engine = self._engines.get((model, name))
         if engine is None or bounds is not None:
             if engine is not None:
-                self._settle(engine)
-                self._drop_gauges(engine)
+                self._end(engine)
             rules = self._rules(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
             engine = Engine(model, name, rules, time.monotonic())
             self._engines[model, name] = engine

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_vitals.catalog.cache import FREE_SEQUENCES, TIME_TO_FULL
+from vllm_vitals.catalog.cost import IDLE
 from vllm_vitals.catalog.engine import SATURATION
 from vllm_vitals.catalog.metric import Gauge
 from vllm_vitals.collector.abandoned import Abandoned
 from vllm_vitals.collector.energy import Energy, activity
 from vllm_vitals.collector.headroom import Prefill, Saturation, Trend, Typical, level
-from vllm_vitals.collector.limiter import Limiter, limiter
+from vllm_vitals.collector.limiter import NOTHING, Limiter, limiter
 from vllm_vitals.collector.perf import Perf
 from vllm_vitals.collector.writers import Writer
 from vllm_vitals.columns import Requests
@@ -18,6 +19,10 @@ from vllm_vitals.settings import PerfSettings
 from vllm_vitals.step import Facts, Finished, Sleep, Step
 
 Rules = dict[type, list[Writer]]
+LONGEST_HOLD = 10.0
+"""Seconds for which it is left open at most whether an engine was idle."""
+FADING = 0.99
+"""How much shorter that gets with each step that does not need it."""
 
 
 class Engine:
@@ -55,10 +60,16 @@ class Engine:
         """Tokens that the KV cache had room for at the latest step."""
         self._preempted = False
         """Whether requests wait that were preempted."""
+        self._hold = 0.0
+        """Seconds that what began and ended within one step has lately taken: so long nobody tells of the next."""
+        self._began = math.inf
+        """Monotonic seconds when the first of what got to its end, or its first token, since the latest step came."""
+        self._ended = NOTHING
+        """What ended since the latest step whose scheduler stats came."""
         self._limiter = Limiter(clock)
         self._trend = Trend()
         self._saturation = Saturation(clock)
-        self._told = -math.inf
+        self.told = -math.inf
         """Monotonic seconds up to which all is known."""
 
     def learn(self, facts: Facts) -> None:
@@ -71,13 +82,16 @@ class Engine:
         """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
         self.served = True
         self.late(step)
+        if step.finished:
+            self._ended = self._ended.more(step.finished)
+        self._began = min(self._began, begun(step))
         if step.running is None:
             return
         clock = step.clock
         self.scheduled, self.stale = True, False
         self.latest = clock
         self.clock = max(self.clock, clock)
-        self._told = max(self._told, clock)
+        self.told = max(self.told, clock)
         if self._worked is not None:
             step.interval = clock - self._worked
         self.holds_requests = bool(step.running or step.waiting or step.deferred)
@@ -86,13 +100,25 @@ class Engine:
             self._trend.add(clock, usage)
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
-        limited = limiter(step, self._max_num_seqs, self._free, self._need(step))
+        limited = limiter(step, self._max_num_seqs, self._free, self._need(step), self._ended)
+        if self._limiter.state == IDLE and self._began < clock and clock >= self._limiter.turned:
+            self._wake(max(self._began, self._limiter.turned), step)
+        self._ended, self._began = NOTHING, math.inf
         if self.metered:
             self._divide(clock)
         if clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
             self._worked = clock if self.holds_requests else None
             self._limiter.step(clock, limited)
             self._saturation.step(clock, level(step, self._max_num_seqs, limited))
+
+    def _wake(self, clock: float, step: Step) -> None:
+        """Take note that the engine was idle until `clock` only: what came then has been at work up to this step."""
+        if self.metered:
+            self._divide(clock)
+        self._hold = min(max(self._hold * FADING, step.clock - clock), LONGEST_HOLD)
+        batch = (step.running or 0) + self._ended.requests
+        self._limiter.step(clock, "none")
+        self._saturation.step(clock, min(batch / self._max_num_seqs, 1.0) if self._max_num_seqs else 0.0)
 
     def _need(self, step: Step) -> float | None:
         """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
@@ -126,14 +152,26 @@ class Engine:
             if self._limiter.sleep(sleep.clock, asleep=asleep):
                 self._saturation.step(sleep.clock, 0.0)
 
+    def end(self) -> None:
+        """Take note that no step will come any more."""
+        self._hold = 0.0
+
     def spend(self, until: float) -> dict[str, float]:
         """Return the seconds up to `until`, monotonic ones, that were not returned yet, by what limited the engine."""
-        self._told = max(self._told, until)
-        self._divide(until)
-        self._limiter.settle(until)
+        self.told = max(self.told, until)
+        self._divide(self._certain)
+        self._limiter.settle(self._certain)
         spent = {state: seconds for state, seconds in self._limiter.seconds.items() if seconds}
         self._limiter.seconds.clear()
         return spent
+
+    @property
+    def _certain(self) -> float:
+        """Return up to when it is known what the engine did, monotonic seconds.
+
+        Of what comes to an idle engine nobody tells before its first step has ended.
+        """
+        return self.told - self._hold if self._limiter.state == IDLE else self.told
 
     def _divide(self, until: float) -> None:
         """Divide the energy that was read up to `until`, monotonic seconds, by what the engine did."""
@@ -147,13 +185,23 @@ class Engine:
         length = self._typical.length
         return {
             FREE_SEQUENCES: None if self._free is None or not length else self._free / length,
-            TIME_TO_FULL: self._trend.seconds_to_full(self._told),
-            SATURATION: self._saturation.at(self._told),
+            TIME_TO_FULL: self._trend.seconds_to_full(self.told),
+            SATURATION: self._saturation.at(self._certain),
         }
 
     def utilization(self, settings: PerfSettings) -> dict[Gauge[Any], float | None]:
         """Return what the engine makes of its GPUs, `None` where that cannot be told."""
-        return self.perf.gauges(self._told, settings)
+        return self.perf.gauges(self.told, settings)
+
+
+def begun(step: Step) -> float:
+    """Return the monotonic seconds when the first of what got its first token in a step came, `inf` if nothing did.
+
+    The answer of what pools is its first token.
+    """
+    waited = [each.duration or 0.0 for each in step.finished if not each.output_tokens and each.prefill is not None]
+    longest = max(*(step.first_token_latencies or ()), *waited, 0.0, 0.0)
+    return step.clock - longest if 0 < longest <= step.age else math.inf
 
 
 def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
