@@ -1,7 +1,7 @@
 """What a running server's pages show once they are at rest."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
@@ -14,8 +14,8 @@ LATE = 4.0
 """Seconds after which everything is counted: of several servers, who hung up shows three after the engine is idle."""
 
 
-def settled(server: VllmServer, *, within: float = 20.0) -> tuple[Samples, Samples]:
-    """Return vLLM's page and ours once the engine is idle and neither page moves any more."""
+def settled(server: VllmServer, *, within: float = 20.0, apart: Container[str] = ()) -> tuple[Samples, Samples]:
+    """Return vLLM's page and ours once the engine is idle and neither moves any more, and they agree but for `apart`."""
     before, begun = None, time.monotonic()
     for _ in until(within):
         native, ours = parse(server.metrics_text()), parse(server.vitals_text())
@@ -23,7 +23,7 @@ def settled(server: VllmServer, *, within: float = 20.0) -> tuple[Samples, Sampl
         counted = {name: samples for name, samples in native.items() if name.startswith("vllm:")}
         if not idle or counted != before:
             before, begun = counted, time.monotonic()
-        elif time.monotonic() - begun >= LATE and not list(differences(native, ours)):
+        elif time.monotonic() - begun >= LATE and not list(differences(native, ours, apart=apart)):
             break
     return native, ours
 
@@ -39,3 +39,18 @@ def until(seconds: float, pause: float = 0.25) -> Iterator[None]:
 def eventually(check: Callable[[], bool], seconds: float = 15.0) -> bool:
     """Tell whether a check comes true within some seconds."""
     return any(check() for _ in until(seconds))
+
+
+def running(server: VllmServer) -> float:
+    """Return how many requests the engines work on."""
+    return value(parse(server.vitals_text()), "vllm_engine_requests_running")
+
+
+def waiting(server: VllmServer) -> float:
+    """Return how many requests wait for room."""
+    return value(parse(server.vitals_text()), "vllm_engine_requests_waiting", reason="capacity")
+
+
+def idle(server: VllmServer) -> bool:
+    """Tell whether the engines have nothing to do."""
+    return running(server) == waiting(server) == 0

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from urllib.request import ProxyHandler, build_opener
@@ -46,9 +47,12 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    """Return a TCP port that is free on every address and that this process never gave before."""
-    # Below the range from which the kernel takes ports for outgoing connections.
-    for port in random.SystemRandom().sample(range(20000, 30000), 200):
+    """Return a TCP port that is free on every address and that no process of this test run gave before."""
+    # Below the range from which the kernel takes ports for outgoing connections; of processes that test at the same
+    # time each has its own, for a port that was given is not in use yet.
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in random.SystemRandom().sample(range(20000 + mine, 30000, processes), 200):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             if port not in _given:
@@ -220,6 +224,15 @@ class VllmServer:
         if self._watchdog is not None and self._watchdog.stdin is not None:
             self._watchdog.stdin.close()
             self._watchdog.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def started(*servers: VllmServer) -> Iterator[None]:
+    """Start servers at the same time, for one alone keeps one processor busy; stop them all in the end."""
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(len(servers)) as starts:
+            list(starts.map(stack.enter_context, servers))
+        yield
 
 
 def numa_library_path() -> dict[str, str]:

@@ -1,0 +1,90 @@
+"""A vLLM that is killed in the middle of a push, and another that comes after it: nothing is doubled, nothing falls."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.live.collector import Totals
+from tests.live.conftest import put_load
+from tests.live.load import LoadReport, run_until_cancelled
+from tests.live.pages import eventually, settled
+from tests.live.pushes import PACE, added, contradictions
+from tests.live.receivers import Front, SilentHttp, good, silent
+from tests.live.server import VllmServer
+from tests.parity import Samples, value
+from tests.unit.otlp import HOST, Received, Receiver, identity, metrics
+
+
+def test_a_kill_in_the_middle_of_a_push_doubles_nothing(model: Path) -> None:
+    front, receiver = Front(), good("http/protobuf")
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{HOST}:{front.port}", **PACE}
+    pages: list[Samples] = []
+    with contextlib.closing(front), receiver.serve(), silent(SilentHttp) as hanging:
+        for kill in (True, False):
+            front.lead(receiver.port)
+            with VllmServer(model, env=environment) as server:
+                put_load(server, count=26, seed=len(pages))
+                pages.append(settled(server)[1])
+                assert eventually(lambda: missing(receiver, pages) == [[]] * len(pages)), missing(receiver, pages)
+                if kill:
+                    front.lead(hanging.port)
+                    asyncio.run(killed_under_load(server, hanging))
+    first, second = by_instance(receiver.received)
+    name, shown = "vllm.tokens.generation", "vllm_tokens_generation_total"
+    assert first.total(name) + second.total(name) == sum(value(page, shown) for page in pages)
+    check_sequences(receiver.received)
+
+
+def missing(receiver: Receiver, pages: list[Samples]) -> list[list[str]]:
+    """Return what contradicts the page of each process that pushed."""
+    each = zip(by_instance(receiver.received), pages, strict=False)
+    return [contradictions(totals, page) for totals, page in each]
+
+
+async def killed_under_load(server: VllmServer, hanging: SilentHttp) -> None:
+    """Kill a server while it works and a push of it waits for its answer."""
+    load = asyncio.create_task(run_until_cancelled(server.url, LoadReport(), seed=5))
+    assert await asyncio.to_thread(hanging.reached.wait, 20)
+    os.killpg(server.pid, signal.SIGKILL)
+    load.cancel()
+    await asyncio.gather(load, return_exceptions=True)
+
+
+def by_instance(pushes: Iterable[Received]) -> list[Totals]:
+    """Return what each process's pushes add up to, in the order in which the processes came."""
+    found: dict[str, list[Received]] = defaultdict(list)
+    for push in pushes:
+        found[identity(push.message)["service.instance.id"]].append(push)
+    return [added(each) for each in found.values()]
+
+
+def check_sequences(pushes: Iterable[Received]) -> None:
+    """See to it that no series of a process falls or is negative, and that it starts when its process did."""
+    latest: dict[Any, float] = defaultdict(float)
+    starts: dict[str, set[int]] = defaultdict(set)
+    ends: dict[str, int] = {}
+    for push in pushes:
+        instance = identity(push.message)["service.instance.id"]
+        for name, labels, point in grown(push.message):
+            starts[instance].add(point.start_time_unix_nano)
+            ends[instance] = point.time_unix_nano
+            numbers = (point.count, point.sum) if hasattr(point, "count") else (point.as_double,)
+            for place, number in enumerate(numbers):
+                assert number >= latest[instance, name, labels, place], (name, labels)
+                latest[instance, name, labels, place] = number
+    first, second = starts
+    assert (len(starts[first]), len(starts[second])) == (1, 1)
+    assert max(starts[second]) > ends[first] > max(starts[first])
+
+
+def grown(message: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the points of a push that are totals: name, attributes, point."""
+    for name, metric in metrics(message).items():
+        if metric.WhichOneof("data") != "gauge":
+            for point in getattr(metric, metric.WhichOneof("data")).data_points:
+                yield name, str(sorted((each.key, str(each.value)) for each in point.attributes)), point
