@@ -730,6 +730,7 @@ def test_a_certificate_that_is_replaced_is_used(
             assert read_all(early).startswith(b"HTTP/1.0 200")
         assert served(endpoint) == first(after)
         assert endpoint.ask(tls=trusting(authority))[0] == 200
+        wait_until(lambda: told_of_files(caplog))
     ((level, line),) = told_of_files(caplog)
     assert (level, str(rotated.path("tls.crt")) in line) == ("INFO", True)
 
@@ -746,6 +747,7 @@ def test_files_that_do_not_fit_change_nothing_until_they_do(
         assert served(endpoint) == before
         rotated.replace("tls.key", after.private_key_pem.bytes())
         wait_until(lambda: served(endpoint) == first(after))
+        wait_until(lambda: len(told_of_files(caplog)) > 1)
     levels = [level for level, _ in told_of_files(caplog)]
     assert levels == ["ERROR", "INFO"]
     assert "KEY_VALUES_MISMATCH" in told_of_files(caplog)[0][1]
