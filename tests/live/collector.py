@@ -32,8 +32,14 @@ class Totals:
         self.temporalities: dict[str, int] = {}
         self.resources: set[Labels] = set()
         self.pushes = 0
+        self._taking = threading.RLock()
+        """Held while a push is taken, so that nobody sees a part of it."""
 
     def take(self, request: ExportMetricsServiceRequest) -> None:
+        with self._taking:
+            self._take(request)
+
+    def _take(self, request: ExportMetricsServiceRequest) -> None:
         self.pushes += 1
         for group in request.resource_metrics:
             self.resources.add(_labels(group.resource.attributes))
@@ -54,7 +60,8 @@ class Totals:
 
     def total(self, name: str) -> float:
         """Return a metric's sum over its series, NaN without any."""
-        return math.fsum(self.totals[name].values()) if self.totals.get(name) else math.nan
+        with self._taking:
+            return math.fsum(self.totals[name].values()) if self.totals.get(name) else math.nan
 
 
 class Sink(Totals):

@@ -189,7 +189,7 @@ def talking(talk: Callable[[socket.socket], None]) -> Callable[[], Serving]:
 
 def hear(connection: socket.socket) -> None:
     """Take in what comes until nothing does: who hangs up on unread bytes takes back what was said."""
-    connection.settimeout(0.2)
+    connection.settimeout(0.5)
     with contextlib.suppress(TimeoutError):
         while connection.recv(65536):
             pass

@@ -101,7 +101,8 @@ def test_all_time_is_counted_and_priced(server: VllmServer) -> None:
     assert spent["busy"] == pytest.approx(worked, abs=1.0)
     assert spent["idle"] >= 3.0
     assert spent["asleep"] == 0
-    costs, time_of_it = by_state(page(server), COST), by_state(page(server), GPU_TIME)
+    ours = page(server)
+    costs, time_of_it = by_state(ours, COST), by_state(ours, GPU_TIME)
     assert costs == pytest.approx({state: seconds * PER_SECOND for state, seconds in time_of_it.items()}, abs=5e-4)
     assert {dict(labels)["currency"] for labels in page(server)[COST]} == {"EUR"}
     assert value(before, "vllm_gpu_price_per_hour", currency="EUR") == 3.6
@@ -117,7 +118,8 @@ def test_the_energy_is_what_the_gpu_used_whatever_the_engine_did(server: VllmSer
     assert sum(used.values()) == pytest.approx(WATTS * (ended - begun), abs=2.5 * WATTS)
     assert used["busy"] == pytest.approx(WATTS * spent["busy"], abs=2.5 * WATTS)
     assert used["idle"] == pytest.approx(WATTS * spent["idle"], abs=2.5 * WATTS)
-    assert value(page(server), "hw_energy_joules_total") >= sum(by_state(page(server), ENERGY).values()) - 1e-6
+    ours = page(server)
+    assert value(ours, "hw_energy_joules_total") >= sum(by_state(ours, ENERGY).values()) - 1e-6
 
 
 def test_utilization_is_what_vllms_own_counters_make_it(server: VllmServer) -> None:

@@ -120,6 +120,7 @@ def test_one_identity_for_one_process(pushed: tuple[Sink, Samples, VllmServer, A
 
 def test_the_log_tells_the_outage_once_and_its_end(pushed: tuple[Sink, Samples, VllmServer, Any]) -> None:
     _, _, server, _ = pushed
+    assert eventually(lambda: server.log.read_text().count("succeeds again") >= 2)  # said after the answer
     lines = [line for line in server.log.read_text().splitlines() if "vllm-vitals: OTLP" in line]
     assert sum("OTLP push:" in line for line in lines) == 1
     assert sum("succeeds again" in line for line in lines) == 2

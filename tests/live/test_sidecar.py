@@ -306,6 +306,7 @@ def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
             finished += sum(put_load(server, count=15, disconnects=False, seed=finished).finished.values())
     assert bothering.result() == 8 * EACH  # all but those that left
     assert eventually(lambda: value(beside.page(), FINISHED) == value(before, FINISHED) + finished, PROMPTLY)
+    assert eventually(lambda: value(beside.page(), ERRORS) == value(before, ERRORS) + 8 * EACH)
     after = beside.page()
     assert value(after, ERRORS) == value(before, ERRORS) + 8 * EACH
     assert value(after, ERRORS, stage="wire", process="sidecar") >= 8 * EACH
@@ -451,6 +452,7 @@ def test_vllms_own_metrics_are_shown_under_our_names(model: Path, tmp_path: Path
         try:
             theirs = parse(plain.metrics_text())
             assert eventually(lambda: not list(differences(theirs, native.page())))
+            assert eventually(lambda: value(native.page(), "vllm_engine_up") == 1)  # told just after the rest
             page = native.page()
             assert value(page, FINISHED) > 0
             assert value(page, "vllm_engine_up") == 1

@@ -42,7 +42,7 @@ def _stops_soon_with_a_client_that_hangs(server: VllmServer) -> None:
         client.sendall(b"GET /metrics HTTP/1.1\r\n")
         start = time.monotonic()
         server.stop(grace=30)
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 25
         assert not server.alive()
     assert not reachable(server)
 

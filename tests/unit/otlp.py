@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import re
 import socket
 import ssl
 import threading
@@ -245,6 +246,21 @@ def trickle_body(connection: socket.socket) -> None:
     while True:
         connection.sendall(b"a")
         time.sleep(0.05)
+
+
+def hear_request(connection: socket.socket) -> None:
+    """Take a request in to its last byte: who hangs up on unread bytes takes back what was said."""
+    request = b""
+    while not _whole(request):
+        if not (piece := connection.recv(1 << 20)):
+            raise ConnectionError("it ends in the middle")
+        request += piece
+
+
+def _whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    return length is not None and end != b"" and len(body) >= int(length[1])
 
 
 def free_port() -> int:

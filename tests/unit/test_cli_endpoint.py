@@ -45,7 +45,7 @@ def free():
 def exporter(host):
     made = PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry)
     made.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not made.ports and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
@@ -96,7 +96,8 @@ def test_taken_by_another_web_server():
     assert (finding.status, "is taken" in finding.found) == (Status.FAIL, True)
 
 
-def test_taken_by_ourselves_and_well(make_runtime):
+def test_taken_by_ourselves_and_well(make_runtime, monkeypatch):
+    monkeypatch.setattr(holder, "PATIENCE", 20.0)
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
     host.feed.attach(Source(Tap(16), lambda *_: None))
     with exporter(host) as port:
@@ -105,7 +106,8 @@ def test_taken_by_ourselves_and_well(make_runtime):
     assert f"already serves vllm-vitals {vllm_vitals.__version__}, which is well" in finding.found
 
 
-def test_taken_by_ourselves_and_sick(make_runtime):
+def test_taken_by_ourselves_and_sick(make_runtime, monkeypatch):
+    monkeypatch.setattr(holder, "PATIENCE", 20.0)
     with exporter(make_runtime(prometheus={"host": LOCAL, "port": 0})) as port:  # its feeder was never started
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.FAIL

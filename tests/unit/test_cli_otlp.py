@@ -25,7 +25,7 @@ kinds = pytest.mark.parametrize("kind", RECEIVERS)
 
 @pytest.fixture(autouse=True)
 def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go without the proxies and CAs of the environment, and wait for nobody long."""
+    """Go without the proxies and CAs of the environment."""
     for name in (
         "REQUESTS_CA_BUNDLE",
         "CURL_CA_BUNDLE",
@@ -33,7 +33,6 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr(check, "PATIENCE", 1.0)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class Running:
         with subprocess.Popen(command, env={**clean, **environment}, cwd=ROOT, stdin=subprocess.PIPE) as vllm:
             try:
                 wait_until(lambda: self.shown().get("vitals_steps_total") == STEPS, 60)
-                assert self.shown()["vllm_tokens_generation_total"] == STEPS * TOKENS
+                wait_until(lambda: self.shown().get("vllm_tokens_generation_total") == STEPS * TOKENS)
             finally:
                 vllm.kill()
 

@@ -48,21 +48,24 @@ print(led)
 class Voter:
     """An election and what came of it."""
 
-    def __init__(self, socket: Path, rank: int) -> None:
+    def __init__(self, socket: Path, rank: int, *, reached: bool) -> None:
         self.led = threading.Event()
-        self.reached = False
+        self.reached = reached
         self.election = Election(socket, rank, lambda: self.reached, self.led.set)
         self.election.start()
 
 
+Vote = Callable[..., Voter]
+
+
 @pytest.fixture
-def vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Voter]]:
+def vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vote]:
     monkeypatch.setattr(election, "LOOK", 0.01)
     monkeypatch.setattr(election, "PATIENCE", 0.1)
     made: list[Voter] = []
 
-    def start(rank: int) -> Voter:
-        made.append(Voter(tmp_path / "deployment" / "s.sock", rank))
+    def start(rank: int, *, reached: bool = False) -> Voter:
+        made.append(Voter(tmp_path / "deployment" / "s.sock", rank, reached=reached))
         return made[-1]
 
     yield start
@@ -71,7 +74,7 @@ def vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         voter.election.leave()
 
 
-def test_the_first_leads_and_no_other(vote: Callable[[int], Voter]) -> None:
+def test_the_first_leads_and_no_other(vote: Vote) -> None:
     first = vote(0)
     assert first.led.wait(10)
     others = [vote(rank) for rank in (0, 1, 2)]
@@ -79,7 +82,7 @@ def test_the_first_leads_and_no_other(vote: Callable[[int], Voter]) -> None:
     assert [other.led.is_set() for other in others] == [False] * 3
 
 
-def test_another_takes_over_when_it_is_gone(vote: Callable[[int], Voter]) -> None:
+def test_another_takes_over_when_it_is_gone(vote: Vote) -> None:
     first = vote(0)
     assert first.led.wait(10)
     second = vote(1)
@@ -87,15 +90,14 @@ def test_another_takes_over_when_it_is_gone(vote: Callable[[int], Voter]) -> Non
     assert second.led.wait(10)
 
 
-def test_nobody_takes_over_what_can_be_reached(vote: Callable[[int], Voter]) -> None:
-    second = vote(1)
-    second.reached = True
+def test_nobody_takes_over_what_can_be_reached(vote: Vote) -> None:
+    second = vote(1, reached=True)
     assert not second.led.wait(0.3)
     second.reached = False
     assert second.led.wait(10)
 
 
-def test_the_lock_of_a_killed_process_goes_free(tmp_path: Path, vote: Callable[[int], Voter]) -> None:
+def test_the_lock_of_a_killed_process_goes_free(tmp_path: Path, vote: Vote) -> None:
     socket = tmp_path / "deployment" / "s.sock"
     with subprocess.Popen([sys.executable, "-c", HOLD, socket], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -107,7 +109,7 @@ def test_the_lock_of_a_killed_process_goes_free(tmp_path: Path, vote: Callable[[
 
 
 def test_a_directory_that_is_not_ours_alone_is_refused_and_tried_again(
-    tmp_path: Path, vote: Callable[[int], Voter], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, vote: Vote, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "deployment").write_text("in the way")
     first = vote(0)
@@ -173,12 +175,11 @@ def test_a_path_that_somebody_chose_is_no_place_to_take_things_away(tmp_path: Pa
         assert names(tmp_path) == {"1-10.lock", "1-10.sock", "mine.lock"}
 
 
-def test_who_ends_in_order_leaves_nothing_and_another_leads(vote: Callable[[int], Voter], tmp_path: Path) -> None:
+def test_who_ends_in_order_leaves_nothing_and_another_leads(vote: Vote, tmp_path: Path) -> None:
     first = vote(0)
     assert first.led.wait(10)
-    second = vote(1)
+    second = vote(1, reached=True)
     assert names(tmp_path / "deployment") == {"s.lock"}
-    second.reached = True
     first.election.stop()
     first.election.leave()
     assert names(tmp_path / "deployment") == set()
@@ -187,7 +188,7 @@ def test_who_ends_in_order_leaves_nothing_and_another_leads(vote: Callable[[int]
     assert names(tmp_path / "deployment") == {"s.lock"}
 
 
-def test_who_does_not_lead_leaves_the_lock_where_it_is(vote: Callable[[int], Voter], tmp_path: Path) -> None:
+def test_who_does_not_lead_leaves_the_lock_where_it_is(vote: Vote, tmp_path: Path) -> None:
     first = vote(0)
     assert first.led.wait(10)
     second = vote(1)

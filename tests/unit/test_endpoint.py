@@ -280,7 +280,7 @@ def test_health_is_ok_while_the_feeder_drains(serve: Callable[..., Endpoint]) ->
 
 def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
-    endpoint.runtime.feed.stop()
+    endpoint.runtime.feed.stop(20.0)
     for path in HEALTH:
         status, _, body = endpoint.ask(path)
         assert status == 503
@@ -479,7 +479,7 @@ def test_a_taken_port_is_one_clear_error_and_had_as_soon_as_it_is_free(
             assert word in message
         assert endpoint.exporter.ports == []
         endpoint.step()  # serving goes on
-    wait_until(lambda: endpoint.exporter.ports, 0.1 + 1.0)
+    wait_until(lambda: endpoint.exporter.ports)
     assert endpoint.port == port
     assert endpoint.value("vitals_steps_total", **ENGINE) == 1
     assert len(errors(caplog)) == 1
@@ -565,7 +565,7 @@ def test_a_stopped_exporter_frees_its_port(serve: Callable[..., Endpoint]) -> No
             return True
         return False
 
-    wait_until(is_free, 1.5)
+    wait_until(is_free)
 
 
 def test_an_exporter_that_is_stopped_while_it_comes_up_does_not_listen(
@@ -576,13 +576,13 @@ def test_an_exporter_that_is_stopped_while_it_comes_up_does_not_listen(
 
     def slow_listen(*args: Any) -> Any:
         looking.set()
-        found.wait(5)
+        found.wait(60)
         return listen(*args)
 
     monkeypatch.setattr(prometheus, "listen", slow_listen)
     port = free_port()
     endpoint = serve(port=port)
-    looking.wait(5)
+    assert looking.wait(20)
     endpoint.exporter.stop()
     found.set()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "vitals-prometheus"])
@@ -595,7 +595,7 @@ def test_an_exporter_that_is_stopped_while_it_comes_up_does_not_listen(
         return False
 
     try:
-        wait_until(is_refused, 1.5)
+        wait_until(is_refused)
     finally:
         endpoint.exporter.stop()
 

@@ -59,7 +59,7 @@ def fork(child):
 
 def outcome(reader, process):
     \"\"\"Return what the child wrote, or that it hangs.\"\"\"
-    ready, _, _ = select.select([reader], [], [], 5)
+    ready, _, _ = select.select([reader], [], [], 20)
     answer = json.loads(os.read(reader, 65536)) if ready else "hangs"
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
@@ -124,7 +124,7 @@ def test_the_port_goes_free_with_the_parent_though_the_child_lives() -> None:
 reader, process = fork(lambda: time.sleep(60))
 host.stop()
 answer = "held"
-for _ in range(30):
+for _ in range(200):
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
         answer = "free"
         break
@@ -173,7 +173,7 @@ held, release = threading.Event(), threading.Event()
 def hold():
     with host.collector.store.lock, host.feed._draining, runtime._lock:
         held.set()
-        release.wait(20)
+        release.wait(60)
 
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
@@ -205,7 +205,7 @@ if not process:
     sys.exit(7)
 begin = time.monotonic()
 _, status = os.waitpid(process, 0)
-answer = [os.waitstatus_to_exitcode(status), time.monotonic() - begin < 3, "vitals_steps_total" in scrape(port)]
+answer = [os.waitstatus_to_exitcode(status), time.monotonic() - begin < 10, "vitals_steps_total" in scrape(port)]
 """
     assert run(body) == [7, True, True]
 

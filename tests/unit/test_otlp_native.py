@@ -108,7 +108,7 @@ def pushing(vllm: Vllm, way: str = "registry", **otlp: Any) -> Iterator[tuple[Ht
     """Give a receiver, a collector, and what pushes that with vLLM's own metrics once it is started."""
     with HttpReceiver().serve() as receiver, vllm.serve(way) as native:
         values = {"endpoint": receiver.endpoint, "include_native": True, "interval": INTERVAL}
-        settings = Settings(otlp={**values, "shutdown_timeout": BOUND, **otlp}, stale_after=0)  # type: ignore[arg-type]
+        settings = Settings(otlp={**values, "shutdown_timeout": AT_HAND, **otlp}, stale_after=0)  # type: ignore[arg-type]
         collector = Collector(settings)
         exporter = otlp_exporter(collector, settings, VERSION, AGE, native)
         try:
@@ -198,16 +198,16 @@ def test_what_comes_late_tells_when_it_was_read() -> None:
 
 
 def test_it_is_read_once_at_a_time() -> None:
-    def readers() -> int:
-        return [thread.name for thread in threading.enumerate()].count("vitals-bridge")
+    def readers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "vitals-bridge"}
 
     vllm, before = Vllm(), readers()
     vllm.hold()
     with pushing(vllm, shutdown_timeout=0.0) as (_, _, exporter):
         for _ in range(3):
             assert exporter.push(5.0).ok
-        assert readers() == before + 1
-    soon(lambda: readers() <= before)
+        (reader,) = readers() - before
+    soon(lambda: not reader.is_alive())
 
 
 @pytest.mark.parametrize("error", [OSError, SystemExit])
@@ -218,7 +218,8 @@ def test_a_collector_that_raises_costs_neither_what_came_before_nor_the_next_rea
         raise error("broken")
 
     vllm = Vllm()
-    with pushing(vllm, temporality="delta", shutdown_timeout=0.0) as (receiver, collector, exporter):
+    # An interval that leaves a reading its time.
+    with pushing(vllm, temporality="delta", shutdown_timeout=0.0, interval=60.0) as (receiver, collector, exporter):
         with monkeypatch.context() as broken:
             broken.setattr(vllm, "collect", collect)
             for _ in range(2):
@@ -240,7 +241,7 @@ def test_serving_does_not_feel_a_registry_that_hangs(
         monkeypatch.setitem(sys.modules, "vllm.v1.metrics.prometheus", module)  # type: ignore[arg-type]
         monkeypatch.setenv("VITALS_OTLP__ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("VITALS_OTLP__INTERVAL", str(INTERVAL))
-        monkeypatch.setenv("VITALS_OTLP__SHUTDOWN_TIMEOUT", str(BOUND))
+        monkeypatch.setenv("VITALS_OTLP__SHUTDOWN_TIMEOUT", str(AT_HAND))
         monkeypatch.setenv("VITALS_OTLP__INCLUDE_NATIVE", "true")
         (logger,) = vllm.start("otlp")
         soon(lambda: total(receiver, NATIVE) == 7)
@@ -257,7 +258,7 @@ def test_serving_does_not_feel_a_registry_that_hangs(
         logger.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
         begun = time.monotonic()
         vllm.host.stop()
-        assert time.monotonic() - begun < BOUND + 3.0
+        assert time.monotonic() - begun < BOUND + 5.0
         assert total(receiver, STEPS) == 501
     assert len(warnings(caplog)) == 1
 
@@ -270,13 +271,13 @@ def test_a_sidecar_pushes_on_while_vllms_page_does_not_come(way: str, caplog: py
         values = {
             "prometheus": {"port": 0, "host": HOST},
             "otlp": {"endpoint": receiver.endpoint, "interval": INTERVAL, "shutdown_timeout": BOUND},
-            "native": {"url": peer.url(), "interval": 0.5, "timeout": 0.3},
+            "native": {"url": peer.url(), "interval": 0.5, "timeout": 1.5},
         }
         sidecar = NativeSidecar(Settings.model_validate(values), peer.url())
         sidecar.start()
         try:
             soon(lambda: total(receiver, TOKENS) == 7)
-            assert receiver.last[up].as_double == 1
+            soon(lambda: receiver.last[up].as_double == 1)
             vllm.hold()
             soon(vllm.held.is_set)
             known = len(receiver.received)
@@ -287,7 +288,7 @@ def test_a_sidecar_pushes_on_while_vllms_page_does_not_come(way: str, caplog: py
             assert receiver.last[TOKENS].as_double == 7
             vllm.let_go()
             soon(lambda: total(receiver, TOKENS) == 10)
-            assert receiver.last[up].as_double == 1
+            soon(lambda: receiver.last[up].as_double == 1)
             told = [text for _, text in said(caplog.records)]
             assert sum("vLLM's own metrics cannot be had" in text for text in told) == 1
             assert sum("vLLM's own metrics can be had again" in text for text in told) == 1
@@ -298,4 +299,4 @@ def test_a_sidecar_pushes_on_while_vllms_page_does_not_come(way: str, caplog: py
             sidecar.stop()
             ended = time.monotonic()
             vllm.let_go()
-    assert ended - begun < 0.5 + BOUND + 3.0
+    assert ended - begun < 0.5 + BOUND + 5.0

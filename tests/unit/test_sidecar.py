@@ -153,6 +153,11 @@ def native_page(tokens: int) -> bytes:
     return answer(generate_latest(registry), "Content-Type: text/plain; version=0.0.4")
 
 
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        return str(page.read().decode())
+
+
 def test_what_is_native_is_marked_wherever_it_goes() -> None:
     with Peer(native_page(7)) as vllm, HttpReceiver().serve() as receiver:
         settings = Settings.model_validate(
@@ -165,12 +170,12 @@ def test_what_is_native_is_marked_wherever_it_goes() -> None:
         sidecar = NativeSidecar(settings, vllm.url())
         sidecar.start()
         try:
-            until = time.monotonic() + 20
-            while not receiver.received and time.monotonic() < until:
-                time.sleep(0.05)
-            (port,) = sidecar._exporters["prometheus"].ports  # type: ignore[attr-defined]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-                shown = page.read().decode()
+            scrapes: Any = sidecar._exporters["prometheus"]
+            wait_until(lambda: receiver.received and scrapes.ports)
+            wait_until(
+                lambda: 'vllm_tokens_generation_total{model_name="m",engine="0"} 7.0' in scraped(scrapes.ports[0])
+            )
+            shown = scraped(scrapes.ports[0])
         finally:
             sidecar.stop()
     (resource,) = {each.message.resource_metrics[0].resource.SerializeToString() for each in receiver.received}

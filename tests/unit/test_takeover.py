@@ -42,12 +42,15 @@ Shown = dict[str, tuple[float, float, float]]
 
 
 def serve(rank: int) -> None:
-    """Be one of the API servers: do what comes in by lines, and answer each."""
+    """Be one of the API servers: begin at the first line, do what the others say, and answer each."""
     logging.basicConfig(level=logging.INFO)
     vllm = FakeVllm()
     sys.modules.update(vllm.modules)
     engines = (SHARED, rank + 1)
     config = make_config(parallel_config=SimpleNamespace(_api_process_rank=rank, _api_process_count=SERVERS))
+    assert vllm.plugins  # which is imported by now
+    print(json.dumps("ready"), flush=True)
+    sys.stdin.readline()
     (logger,) = vllm.start(config=config, engines=engines)
     for line in sys.stdin:
         answer = held(vllm) if line == "held\n" else record(logger, int(line), engines, TOKENS[rank])
@@ -78,6 +81,7 @@ class Server:
     def __init__(self, rank: int, port: int, log: Path) -> None:
         self.rank = rank
         self.log = log
+        self.begun = False
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("VITALS_", "OTEL_"))}
         listen = {"VITALS_PROMETHEUS__HOST": HOST, "VITALS_PROMETHEUS__PORT": str(port)}
         with log.open("w") as stderr:
@@ -90,6 +94,11 @@ class Server:
     def leads(self) -> bool:
         """Whether it ever held the collector."""
         return "holds the collector" in self.log.read_text()
+
+    def begin(self) -> None:
+        """Let it start as an API server; its process is up already."""
+        self.begun = True
+        self._say("begin")
 
     def record(self, steps: int) -> None:
         """Let it record so many steps of each of its two engines."""
@@ -105,9 +114,16 @@ class Server:
         self.process.communicate()
 
     def _ask(self, what: str) -> Any:
+        self._say(what)
+        return self.hear()
+
+    def _say(self, what: str) -> None:
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         print(what, file=self.process.stdin, flush=True)
+
+    def hear(self) -> Any:
+        """Return what it answers."""
+        assert self.process.stdout is not None
         answer = self.process.stdout.readline()
         assert answer, self.log.read_text()
         return json.loads(answer)
@@ -121,11 +137,19 @@ class Deployment:
         self._directory = directory
         self._started: list[Server] = []
 
-    def start(self, *ranks: int) -> list[Server]:
-        """Start servers at once and wait until they serve; whoever shall lead is best started alone."""
+    def prepare(self, *ranks: int) -> list[Server]:
+        """Start the processes of servers, each of which then begins when it is told to."""
         log = self._directory / str(len(self._started))
         made = [Server(rank, self.port, log.with_suffix(f".{rank}")) for rank in ranks]
         self._started += made
+        assert [server.hear() for server in made] == ["ready"] * len(made)
+        return made
+
+    def start(self, *ranks: int) -> list[Server]:
+        """Start servers at once and wait until they serve; whoever shall lead is best started alone."""
+        made = self.prepare(*ranks)
+        for server in made:
+            server.begin()
         for server in made:
             server.held()
         return made
@@ -133,7 +157,7 @@ class Deployment:
     def start_all(self) -> list[Server]:
         """Start all of them, the first leading."""
         first = self.start(0)
-        wait_until(self.page, 10)
+        wait_until(self.page)
         return first + self.start(1, 2)
 
     def page(self) -> dict[str, dict[str, float]]:
@@ -171,7 +195,7 @@ class Deployment:
         assert page["vitals_steps_dropped_total"] == {"": 0.0}
         assert page["vitals_errors_total"] == {"": 0.0}
         for server in self._started:
-            if server.process.poll() is None:
+            if server.begun and server.process.poll() is None:
                 wait_until(lambda server=server: server.held() == (0, 0))
 
     def end(self) -> None:
@@ -216,7 +240,7 @@ def test_one_after_another_takes_the_lead_when_it_is_killed(deployment: Deployme
     first.record(4)
     third.record(8)
     deployment.settle(totals(10, 6, 14))
-    assert (first.leads, second.leads, third.leads) == (True, False, False)
+    wait_until(lambda: (first.leads, second.leads, third.leads) == (True, False, False))
 
     first.kill()
     second.record(5)
@@ -225,14 +249,14 @@ def test_one_after_another_takes_the_lead_when_it_is_killed(deployment: Deployme
     second.record(2)
     third.record(1)
     deployment.settle(totals(None, 7, 10))
-    assert (second.leads, third.leads) == (True, False)
+    wait_until(lambda: (second.leads, third.leads) == (True, False))
 
     second.kill()
     third.record(4)
     deployment.settle(totals(None, None, 4))
     third.record(30)
     deployment.settle(totals(None, None, 34))
-    assert third.leads
+    wait_until(lambda: third.leads)
     assert deployment.up() == {"0": 1, "3": 1}
 
 
@@ -249,7 +273,7 @@ def test_what_a_host_had_not_taken_when_it_was_killed_is_told_to_the_next(deploy
     wait_until(lambda: third.held() == (0, 2 * 40))
     first.kill()
     deployment.settle(totals(None, 20, 40))
-    assert second.leads
+    wait_until(lambda: second.leads)
 
 
 def test_a_host_that_stands_still_stays_the_host_and_takes_everything_afterwards(deployment: Deployment) -> None:
@@ -274,12 +298,14 @@ def test_a_killed_one_is_down_unless_it_is_back_in_time_and_all_totals_go_on(dep
         server.record(steps)
     deployment.settle(totals(4, 6, 8))
     assert deployment.up() == {"0": 1, "1": 1, "2": 1, "3": 1}
+    (again,) = deployment.prepare(2)  # so that it is back in time wherever a process takes long to start
     killed = time.monotonic()
     second.kill()
     third.kill()
     first.record(1)
     deployment.settle(totals(5, 6, 8))
-    (third,) = deployment.start(2)
+    third = again
+    third.begin()
     third.record(3)
     deployment.settle(totals(5, 6, 11))
     seen = [deployment.up()]
@@ -316,7 +342,7 @@ def test_the_first_may_come_last_and_joins(deployment: Deployment) -> None:
     third.kill()
     second.record(3)
     deployment.settle(totals(0, 3, None))
-    assert (first.leads, second.leads) == (True, False)
+    wait_until(lambda: (first.leads, second.leads) == (True, False))
 
 
 def test_a_killed_host_that_is_started_again_joins_the_one_that_took_over(deployment: Deployment) -> None:
@@ -337,7 +363,7 @@ def test_a_killed_host_that_is_started_again_joins_the_one_that_took_over(deploy
     again.record(5)
     third.record(6)
     deployment.settle(totals(5, None, 6))
-    assert (again.leads, third.leads) == (True, False)
+    wait_until(lambda: (again.leads, third.leads) == (True, False))
 
 
 def test_whoever_is_left_takes_the_lead_within_seconds(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -96,7 +97,7 @@ def test_a_trickling_peer_is_not_waited_for(ends: Ends) -> None:
 def test_a_frame_is_not_late_because_its_reader_was_stopped(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by SIGSTOP: the wait for data ends long after the deadline, and there is data."""
     now = iter([0.0, 0.0, 100.0, 100.0, 100.0, 100.0, 100.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
     ends[0].sendall(frame(b"abc")[:5])
     frames = Frames(20)
     threading.Timer(0.1, ends[0].sendall, [b"bc"]).start()

@@ -118,12 +118,14 @@ def test_a_second_connection_takes_the_place_of_the_first(collecting: Make, conn
     """The first sent something that nobody has looked at yet, and the process counts it as dropped since."""
     collector, first, second = collecting(), connect(), connect()
     first.greet()
+    process = collector.receiver._processes._known[GREETING.process]
+    former = process.connection
     with collector.holding:
         for sequence in (1, 2, 3):
             first.socket.sendall(frame(batch(sequence)))
-        time.sleep(0.05)
+        wait_until(lambda: collector.begun == 2)  # it is at the first batch, after the greeting
         second.send(GREETING)
-        time.sleep(0.05)
+        wait_until(lambda: process.connection is not former)
     assert second.hear() == Welcome(PROTOCOL, "collector", 1)
     assert second.tell(4, step(4.0)) == Taken(4)
     assert first.ended()
@@ -147,12 +149,12 @@ def test_a_process_that_does_not_come_back_is_gone(collecting: Make, connect: Co
 
 
 def test_a_process_that_comes_back_in_time_is_not_gone(collecting: Make, connect: Connect) -> None:
-    collector, client = collecting(grace=1.0), connect()
+    collector, client = collecting(grace=2.0), connect()
     client.greet()
     client.close()
     time.sleep(0.1)
     connect().greet()
-    time.sleep(1.2)
+    time.sleep(2.2)
     assert collector.gone == []
 
 
@@ -163,11 +165,11 @@ def test_who_comes_back_waits_until_all_know_that_it_was_gone(collecting: Make, 
 
     def gone(_: Peer) -> None:
         telling.set()
-        told.wait(5)
+        told.wait(60)
 
     collector.receiver._gone = gone
     client.close()
-    assert telling.wait(5)
+    assert telling.wait(20)
     again = connect()
     again.send(GREETING)
     time.sleep(0.1)
@@ -198,8 +200,9 @@ def test_another_protocol_is_refused_by_name(
 def test_garbage_ends_the_connection_and_is_counted(collecting: Make, connect: Connect, garbage: bytes) -> None:
     collector, good, bad = collecting(), connect(), connect()
     good.greet()
-    with pytest.raises(WireError, match=CLOSED):  # noqa: PT012 - whichever comes first
+    with suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before it has read all
         bad.socket.sendall(garbage)
+    with pytest.raises(WireError, match=CLOSED):  # noqa: PT012 - whichever comes first
         assert isinstance(bad.hear(), Refusal)
         bad.hear()
     wait_until(lambda: collector.broken == 1)
@@ -225,18 +228,18 @@ def test_each_kind_of_garbage_is_logged_once(
     collecting: Make, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector = collecting()
-    for _ in range(3):
-        connect().socket.sendall(frame(b"\xc1"))
-        connect().socket.sendall(b"\xff" * 4)
-    wait_until(lambda: collector.broken == 6)
+    for count, garbage in enumerate([frame(b"\xc1"), b"\xff" * 4] * 3, 1):
+        connect().socket.sendall(garbage)
+        wait_until(lambda count=count: collector.broken == count)  # two at once might be logged twice
     assert len(caplog.records) == 2
 
 
 def test_who_says_nothing_is_not_kept(collecting: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "HANDSHAKE", 0.1)
     monkeypatch.setattr(session, "IDLE", 0.1)
-    collector, silent, idle = collecting(), connect(), connect()
+    collector, idle = collecting(), connect()
     idle.greet()
+    monkeypatch.setattr(session, "HANDSHAKE", 0.1)
+    silent = connect()
     assert silent.ended()
     assert idle.ended()
     wait_until(lambda: collector.broken == 2)
@@ -342,8 +345,7 @@ def test_a_deleted_socket_is_made_anew(
 ) -> None:
     collector, client = collecting(), connect()
     client.greet()
-    path.unlink()
-    path.parent.rmdir()
+    path.parent.rename(path.parent.with_name("gone"))  # at once: it may look at any moment
     wait_until(lambda: "made anew" in caplog.text)
     wait_until(lambda: collector.receiver.ready)
     assert client.tell(1, step()) == Taken(1)
@@ -354,8 +356,9 @@ def test_a_socket_that_cannot_be_made_anew_is_said_and_tried_again(
     collecting: Make, connect: Connect, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector = collecting()
-    path.unlink()
-    path.write_text("mine")
+    mine = path.with_name("mine")
+    mine.write_text("mine")
+    mine.replace(path)  # at once: it may look at any moment
     wait_until(lambda: not collector.receiver.ready)
     wait_until(lambda: "no socket" in caplog.text)
     time.sleep(0.1)

@@ -46,6 +46,8 @@ class Collecting:
         self.told: list[tuple[Peer, Sequence[Record], float]] = []
         self.gone: list[Peer] = []
         self.broken = 0
+        self.begun = 0
+        """How often something came, be it taken or held up."""
         self.holding = threading.Lock()
         """While it is held, nothing is taken."""
         self.receiver = Receiver(path, name, self._take, self.gone.append, self._break, **options)
@@ -63,6 +65,7 @@ class Collecting:
         return sum(record.dropped for record in self.records if isinstance(record, Health))
 
     def _take(self, peer: Peer, records: Sequence[Record], until: float) -> None:
+        self.begun += 1
         with self.holding:
             self.told.append((peer, records, until))
 
@@ -76,7 +79,7 @@ class Client:
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))  # waits if many others do
-        self.socket.settimeout(5)
+        self.socket.settimeout(20)
         self._frames = Frames(MOST_FROM_SERVER)
 
     def send(self, message: Any) -> None:
