@@ -5,9 +5,9 @@ means that this vLLM, or this step, did not say. Nothing here knows vLLM or any 
 """
 
 from array import array
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 if TYPE_CHECKING:
     Floats: TypeAlias = array[float]
@@ -126,6 +126,8 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     watermarks: dict[str, int] | None = None
     first_token_latencies: Floats | None = None
     inter_token_latencies: Floats | None = None
+    inter_token_repeats: Annotated[int, Meta(ge=1, lt=2**32)] = 1
+    """How many times each of `inter_token_latencies` counts."""
     finished: tuple[Finished, ...] = ()
     sequences_asked: Floats | None = None
     longest_outputs: Floats | None = None

@@ -20,7 +20,8 @@ class StepMaker:
     def __init__(self, running: int, seed: int = 1) -> None:
         self.running = running
         self._random = random.Random(seed)
-        self._pool = [self._random.lognormvariate(-4.0, 0.5) for _ in range(running + 256)]
+        self._now = 1000.0
+        self._last_tokens = [self._now] * running
         self._ended = 0.0
         self._serial = 0
 
@@ -35,9 +36,10 @@ class StepMaker:
     def _iteration(self, starting: int) -> IterationStats:
         """Describe one token of every running request, and the prefill of as many new requests as end."""
         stats = IterationStats()
-        start, jitter = self._random.randrange(256), 0.9 + 0.2 * self._random.random()
-        # Multiplying makes new float objects, as the subtraction of two timestamps does in vLLM.
-        stats.inter_token_latencies_iter = [x * jitter for x in self._pool[start : start + self.running]]
+        # As vLLM does: a number of its own for each request, though all that decode had a token in the step before.
+        now = self._now + STEP_SECONDS * (0.9 + 0.2 * self._random.random())
+        stats.inter_token_latencies_iter = [now - last for last in self._last_tokens]
+        self._now, self._last_tokens = now, [now] * self.running
         stats.time_to_first_tokens_iter = [self._random.lognormvariate(-1.5, 0.8) for _ in range(starting)]
         stats.num_generation_tokens = self.running + starting
         stats.max_num_generation_tokens_iter = [256] * starting

@@ -88,6 +88,38 @@ def finish_reasons(release: Release) -> Scenario:
     return one_engine(front.calls, totals)
 
 
+def crowd(release: Release) -> Scenario:
+    """Decode a hundred requests together, whose latencies are one number; once ten of them miss a step."""
+    front = Frontend(release)
+    n, late = 100, 10
+    requests = [front.request(str(number), 8, 20.0) for number in range(n)]
+    events = (("QUEUED", 20.0), ("SCHEDULED", 20.25))
+    front.step(20.5, *(Output(each, events=events) for each in requests), scheduler=scheduler(release, n))
+    front.step(20.75, *map(Output, requests), scheduler=scheduler(release, n))
+    front.step(21.25, *map(Output, requests[late:]), scheduler=scheduler(release, n))
+    front.step(21.5, *(Output(each, finish="LENGTH") for each in requests), scheduler=scheduler(release))
+    lengths = [3] * late + [4] * (n - late)
+    totals = Totals(
+        prompt_tokens=8 * n,
+        generation_tokens=sum(lengths),
+        prompt_by_source={"local_compute": 8 * n} if release.at_least("0.16.0") else {},
+        finished={"length": n},
+        time_to_first_token=[0.5625] * n,
+        inter_token_latency=[0.25] * n + [0.5] * (n - late) + [0.75] * late + [0.25] * (n - late),
+        step_tokens=[9 * n, n, n - late, n],
+        duration=[1.5625] * n,
+        queue=[0.25] * n,
+        prefill=[0.25] * n,
+        decode=[1.0] * n,
+        inference=[1.25] * n,
+        time_per_output_token=[1.0 / (length - 1) for length in lengths],
+        group_n=[1] * n,
+        group_max_generation=lengths,
+        **_counts(release, prompt=[8] * n, generation=lengths, cached=[0] * n, computed=[8] * n, preemptions=[0] * n),
+    )
+    return one_engine(front.calls, totals)
+
+
 def chunked_prefill(release: Release) -> Scenario:
     """Prefill prompts in chunks, of 11 and 1 tokens and of 4, 4, 2 and 1, beside a request that decodes."""
     front = Frontend(release)

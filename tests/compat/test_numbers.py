@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.compat.calls import Call, Scenario
@@ -24,6 +25,8 @@ from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.host import Host
 from vllm_vitals.settings import Settings
+from vllm_vitals.vllm.folded import unfold
+from vllm_vitals.vllm.told import write
 
 INVENTED = {
     "cut_off": {"vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
@@ -255,3 +258,12 @@ def oracle_free(release: Release) -> type:
     from tests.compat.oracle import oracle_class
 
     return oracle_class(release, CollectorRegistry())
+
+
+def test_latencies_that_are_one_number_are_told_as_one(release: Release) -> None:
+    """That goes by the fields of an object, as long as vLLM makes it no dataclass."""
+    scenario = SCENARIOS["crowd"](release)
+    assert scenario is not None
+    _, decoding, *_ = scenario.calls
+    told = msgpack.decode(write((0.0, None, decoding.iteration_stats, None, 0)))  # type: ignore[union-attr]
+    assert unfold(told[2]["inter_token_latencies_iter"]) == (0.25, 100)

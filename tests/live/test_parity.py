@@ -1,17 +1,26 @@
 """A real vLLM under varied load: every number that it exports, ours show too, and so did the client."""
 
+import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from tests.live.conftest import put_load
-from tests.live.load import LoadReport
+from tests.live.load import LoadReport, Request, send
 from tests.live.pages import settled
 from tests.live.server import VllmServer, fetch
 from tests.parity import APART, PAIRS, Samples, differences, parse, value
 from vllm_vitals.catalog import CATALOG
+
+
+async def run(url: str, request: Request) -> LoadReport:
+    report = LoadReport()
+    async with aiohttp.ClientSession(url) as session:
+        await send(session, request, report)
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +135,18 @@ def test_facts_are_those_of_the_engine(pages: tuple[Samples, Samples], server: V
     assert 1 < value(ours, "vllm_engine_startup_duration_seconds") < 600
     assert value(ours, "vllm_engine_requests_limit") > 0
     assert "scrape endpoint" in server.log.read_text().lower()
+
+
+def test_a_batch_of_many_that_decode_together_agrees_too(server: VllmServer, pages: tuple[Samples, Samples]) -> None:
+    """The latencies of a step are one number then, as many times as there are requests."""
+    _, before = pages
+    body = {"model": "tiny", "prompt": [2, 3, 4, 5], "n": 100, "max_tokens": 8, "ignore_eos": True, "temperature": 1.0}
+    report = asyncio.run(run(server.url, Request("many choices", body)))
+    assert (report.failures, report.completion_tokens) == ([], 100 * 8)
+    native, ours = settled(server)
+    assert list(differences(native, ours)) == []
+    latencies = "vllm_request_inter_token_latency_seconds_count"
+    assert value(ours, latencies) - value(before, latencies) == 100 * 7
 
 
 def test_options_and_preemption_agree_too(busy: VllmServer) -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.collector.cells import PENDING, Exemplar, HistogramCell, NumberCell, fault
+from vllm_vitals.collector.cells import PENDING, REPEATED, Exemplar, HistogramCell, NumberCell, fault
 
 LIMIT = 1e6
 BOUNDS = (0.1, 1.0, 2.5, 10.0)
@@ -18,8 +18,8 @@ bounds_of_any_kind = st.lists(
 ).map(lambda bounds: tuple(sorted(bounds)))  # fmt: skip
 
 
-def cell(bounds: tuple[float, ...] = BOUNDS) -> HistogramCell:
-    return HistogramCell("m", LIMIT, Counter(), bounds)
+def cell(bounds: tuple[float, ...] = BOUNDS, *, exponential: bool = False) -> HistogramCell:
+    return HistogramCell("m", LIMIT, Counter(), bounds, exponential=exponential)
 
 
 def number() -> NumberCell:
@@ -60,6 +60,43 @@ def test_buckets_are_those_of_prometheus_client(case: tuple[tuple[float, ...], l
     assert histogram.least == min(true, default=math.inf)
     assert histogram.greatest == max(true, default=-math.inf)
     assert sum(histogram._rejects.values()) == len(values) - len(true)
+
+
+@given(bounds_and_values(), st.integers(2, 1000))
+@examples(80)
+def test_values_that_come_many_times_count_so_often(case: tuple[tuple[float, ...], list[float]], times: int) -> None:
+    bounds, values = case
+    repeated, each = cell(bounds, exponential=True), cell(bounds, exponential=True)
+    repeated.extend(values, None, times)
+    each.extend(values * times)
+    for histogram in (repeated, each):
+        histogram.settle()
+    assert repeated.counts == each.counts
+    assert repeated.total == pytest.approx(each.total)
+    assert (repeated.least, repeated.greatest) == (each.least, each.greatest)
+    assert repeated._rejects == each._rejects
+    assert repeated.exponential is not None
+    assert each.exponential is not None
+    assert repeated.exponential.scale == each.exponential.scale
+    assert repeated.exponential.zeros == each.exponential.zeros
+    assert repeated.exponential.counts.tolist() == each.exponential.counts.tolist()
+
+
+def test_many_that_come_many_times_are_not_kept_waiting() -> None:
+    histogram = cell()
+    for _ in range(REPEATED - 1):
+        histogram.extend((0.5,), None, 7)
+    assert sum(histogram.counts) == 0
+    histogram.extend((0.5,), None, 7)
+    assert histogram.counts == [0, 7 * REPEATED, 0, 0, 0]
+    assert histogram.total == pytest.approx(0.5 * 7 * REPEATED)
+
+
+def test_what_comes_many_times_is_bounded_as_all_else() -> None:
+    histogram = cell()
+    histogram.extend((3.0, 5.0), 4.0, 10)
+    histogram.settle()
+    assert (sum(histogram.counts), histogram._rejects) == (10, {("m", "absurd"): 10})
 
 
 @given(bounds_and_values(), st.integers(1, 20))

@@ -5,6 +5,7 @@ from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -97,3 +98,22 @@ def test_finish_reasons_keep_their_names() -> None:
     )
     assert type(sent[1]) is Unread
     assert [each.reason for each in steps(read)[0].finished] == ["length", "stop", "error"]
+
+
+@pytest.mark.parametrize("others", [[], [0.5], [0.5, 0.5, 0.75], ["odd"], [None]])
+def test_many_latencies_that_are_the_same_are_told_in_few_bytes(others: list[Any]) -> None:
+    given_ = [(1.0, None, SimpleNamespace(inter_token_latencies_iter=[0.25] * 1000 + others), None, 0)]
+    dialect = Dialect("m", 0.0)
+    (unread,), read = [each for each in told(given_, dialect)[0] if isinstance(each, Unread)], told(given_, dialect)[1]
+    assert (len(unread.content) < 100) == (not others)
+    (there,), (here,) = steps(read), at_once(given_, dialect)
+    for each in (there, here):
+        assert list(each.inter_token_latencies or ()) * each.inter_token_repeats == [0.25] * 1000 + [
+            other for other in others if isinstance(other, float)
+        ]
+
+
+def test_what_vllm_holds_is_left_as_it_is() -> None:
+    stats = SimpleNamespace(inter_token_latencies_iter=[0.25] * 1000)
+    write((1.0, None, stats, None, 0))
+    assert stats.inter_token_latencies_iter == [0.25] * 1000

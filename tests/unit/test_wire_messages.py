@@ -77,6 +77,8 @@ def test_each_direction_has_its_own_messages(message: Any) -> None:
         as_batch(running="many"),
         as_batch(running=True),
         as_batch(inter_token_latencies=[0.1]),
+        as_batch(inter_token_repeats=0),
+        as_batch(inter_token_repeats=2**32),
         as_batch(inter_token_latencies="12345678"),  # noqa: S106
         as_batch(inter_token_latencies=b"1234567"),
         as_batch().replace(b"\xa1m", b"\xa1\xff"),

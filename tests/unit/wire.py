@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -124,6 +124,9 @@ def kinds(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in simple:
         return simple[kind]
+    if get_origin(kind) is Annotated:
+        (limits,) = kind.__metadata__
+        return st.integers(limits.ge, limits.lt - 1)
     if isinstance(kind, type) and issubclass(kind, Struct) and get_origin(kind) is None:
         return structs(kind)
     origin, arguments = get_origin(kind), [kinds(each) for each in get_args(kind) if each is not Ellipsis]
@@ -136,7 +139,7 @@ def kinds(kind: Any) -> st.SearchStrategy[Any]:
 
 def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:
     """Return structs with some of their fields filled."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     needed = {each.name for each in fields(kind) if each.required}
     values = {name: kinds(hint) for name, hint in hints.items() if name in kind.__struct_fields__}
     return st.fixed_dictionaries(

@@ -129,11 +129,13 @@ class Gauge(Metric[R]):
 class Histogram(Metric[R]):
     """A distribution over the bounds of a bucket family.
 
-    `read` gives a value or an array of them. `ceiling` gives, from the record, what a value cannot honestly exceed.
+    `read` gives a value or an array of them. `ceiling` gives, from the record, what a value cannot honestly exceed, and
+    `repeats` how many times each value of a record is to be observed.
     """
 
     read: Callable[[Any], Readings] | str | None = None
     buckets: str = ""
     ceiling: Callable[[Any], Any] | str | None = None
+    repeats: Callable[[Any], int] | str | None = None
 
     kind = "histogram"

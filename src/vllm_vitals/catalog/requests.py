@@ -86,7 +86,7 @@ TIME_TO_FIRST_TOKEN = Histogram(
 )  # fmt: skip
 INTER_TOKEN_LATENCY = Histogram(
     "vllm.request.inter_token_latency", "s", "Time between two outputs of a request, observed at every output.",
-    of=Step, read="inter_token_latencies", buckets="inter_token_latency", limit=LONGEST,
+    of=Step, read="inter_token_latencies", repeats="inter_token_repeats", buckets="inter_token_latency", limit=LONGEST,
     ceiling=lifetime, native="vllm:inter_token_latency_seconds",
 )  # fmt: skip
 MEAN_TIME_PER_OUTPUT_TOKEN = Histogram(

@@ -15,6 +15,9 @@ from vllm_vitals.collector.exponential import Exponential
 PENDING = 16384
 """Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
 
+REPEATED = 256
+"""The same of values that come many times each."""
+
 MANY = 24
 """Values from which comparing them all at once pays."""
 
@@ -83,8 +86,8 @@ class HistogramCell:
     """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
 
     __slots__ = (
-        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "bounds", "exemplars", "exponential", "greatest",
-        "least", "total", "version",
+        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "_repeated", "bounds", "exemplars",
+        "exponential", "greatest", "least", "total", "version",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +109,7 @@ class HistogramCell:
         self.exemplars: dict[int, Exemplar] = {}
         self._counts = [0] * (len(bounds) + 1)
         self._pending = array("d")
+        self._repeated: list[tuple[float, int]] = []
         self._metric = metric
         self._limit = limit
         self._most = limit
@@ -115,10 +119,13 @@ class HistogramCell:
         """Take one value in; it is judged and sorted later, in bulk."""
         self.extend((value,))
 
-    def extend(self, values: Iterable[float], most: float | None = None) -> None:
-        """Take values in; they are judged and sorted later, in bulk. `most`: what none of them can exceed."""
+    def extend(self, values: Iterable[float], most: float | None = None, times: int = 1) -> None:
+        """Take values in, each so many `times`; they are judged and sorted later. `most`: what none of them can exceed."""
         if most is not None:
             self._most = min(most, self._limit)
+        if times != 1:
+            self._repeat(values, times)
+            return
         before = len(self._pending)
         if isinstance(values, np.ndarray):
             self._pending.frombytes(values.tobytes())
@@ -127,6 +134,12 @@ class HistogramCell:
         self.version += len(self._pending) > before
         if len(self._pending) >= PENDING:
             self.settle()
+
+    def _repeat(self, values: Iterable[float], times: int) -> None:
+        self._repeated += ((value, times) for value in values)
+        self.version += 1
+        if len(self._repeated) >= REPEATED:
+            self._settle_repeated()
 
     def merge(self, counts: Sequence[int], total: float) -> None:
         """Add what another histogram of the same bounds has counted, of which no single value is known."""
@@ -143,6 +156,7 @@ class HistogramCell:
 
     def settle(self) -> None:
         """Sort what is pending into the buckets, leaving out and counting what cannot be true."""
+        self._settle_repeated()
         if not self._pending:
             return
         pending, self._pending = self._pending, array("d")
@@ -159,6 +173,18 @@ class HistogramCell:
         if self.exponential is not None:
             self.exponential.add(values)
         self._sort(values, bisect_left(self.bounds, least), bisect_left(self.bounds, greatest))
+
+    def _settle_repeated(self) -> None:
+        repeated, self._repeated = self._repeated, []
+        for value, times in repeated:
+            if not 0 <= value <= self._most:
+                self._rejects[self._metric, fault(value, self._most)] += times
+                continue
+            self._counts[bisect_left(self.bounds, value)] += times
+            self.total += value * times
+            self.least, self.greatest = min(self.least, value), max(self.greatest, value)
+            if self.exponential is not None:
+                self.exponential.add(np.array((value,)), times)
 
     def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         true = (values >= 0) & (values <= self._most)

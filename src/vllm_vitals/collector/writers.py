@@ -84,19 +84,31 @@ class HistogramWriter(Writer):
         values = [value for value in map(self.read, records) if value is not None]
         if not values:
             return
-        if not isinstance(values[0], array):
-            values = [array("d", values)]
-        if any(values):
-            most = self._ceiling(records[-1]) if self._ceiling else None
-            cell = self._cell(())
-            for each in values:
-                cell.extend(each, most)
+        if told := array("d", b"".join(values) if isinstance(values[0], array) else values):
+            self._cell(()).extend(told, self._ceiling(records[-1]) if self._ceiling else None)
 
     def _cell(self, label: Key) -> HistogramCell:
         cell = self._cells.get(label)
         if cell is None:
             cell = self._cells[label] = self.family.histogram(self.scope, label, self._bounds)
         return cell
+
+
+class RepeatedWriter(HistogramWriter):
+    """Observes an array of values of each record, each of them as many times as the record says."""
+
+    def __init__(self, family: Family, *args: Any) -> None:
+        super().__init__(family, *args)
+        metric: Histogram[Any] = family.metric  # type: ignore[assignment]
+        self._repeats = reader(metric.repeats)  # type: ignore[arg-type]
+
+    def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
+        told = [(values, self._repeats(record)) for record in records if (values := self.read(record))]
+        if told:
+            most = self._ceiling(records[-1]) if self._ceiling else None
+            cell = self._cell(())
+            for values, times in told:
+                cell.extend(values, most, times)
 
 
 class RequestWriter(HistogramWriter):
@@ -146,6 +158,8 @@ def writers(
     edges = bounds[metric.buckets]
     if metric.of is Finished:
         yield RequestWriter(family, scope, metric.read, edges, exemplars=exemplars)
+    elif metric.repeats:
+        yield RepeatedWriter(family, scope, metric.read, edges)
     else:
         yield HistogramWriter(family, scope, metric.read, edges)
 

@@ -218,7 +218,7 @@ def _events(source: Source) -> Iterator[Record]:
 
 def _numbers(record: Record) -> int:
     """Return how many latencies a record holds, about."""
-    return len(record.inter_token_latencies or ()) if isinstance(record, Step) else 0
+    return len(record.inter_token_latencies or ()) * record.inter_token_repeats if isinstance(record, Step) else 0
 
 
 def complain(field: str, value: Any, expected: str) -> None:

@@ -15,11 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vllm_vitals.vllm.folded import MANY, fold, unfold
+
 MOST_INT = 2**62
-MANY = 64
-"""Numbers in a list from which the way by MessagePack is the quicker one."""
-JOINED = 8192
-"""Numbers of several lists that are read at a stretch."""
 Complain = Callable[[str, Any, str], None]
 """Takes the field, what it held and what was expected."""
 
@@ -111,7 +109,7 @@ class Fields:
 
         Short lists are read as one: `pause` is called between long ones.
         """
-        if set(map(type, lists)) == {list} and sum(map(len, lists)) <= JOINED:
+        if _are_short(lists):
             joined = quickly(list(chain.from_iterable(lists)))
             if joined is not None:
                 ends = list(accumulate(map(len, lists)))
@@ -121,6 +119,26 @@ class Fields:
             read.append(self.floats(each, field) or None)
             pause()
         return read
+
+    def repeated(
+        self, lists: Sequence[Any], field: str, pause: Callable[[], None] = lambda: None
+    ) -> "list[tuple[array[float] | None, int]]":
+        """Return the same, each with how many times its numbers count: of a long list of one number it is there once."""
+        if _are_short(lists):
+            return [(each, 1) for each in self.lists(lists, field, pause)]
+        read = []
+        for each in lists:
+            read.append(self._repeated(each, field))
+            pause()
+        return read
+
+    def _repeated(self, values: Any, field: str) -> "tuple[array[float] | None, int]":
+        folded = fold(values)
+        if (found := unfold(folded)) is not None:
+            number, count = found
+            return array("d", (number,)), count
+        quick = unpacked(bytes(folded)) if type(folded) is msgspec.Raw else None
+        return quick or self.floats(values, field) or None, 1
 
     def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
         quick = unpacked(bytes(values))
@@ -157,6 +175,10 @@ class Fields:
             return {}
         read = ((text(key), self._whole(value, field)) for key, value in items)
         return {label: whole for label, whole in read if whole is not None}
+
+
+def _are_short(lists: Sequence[Any]) -> bool:
+    return set(map(type, lists)) == {list} and max(map(len, lists)) < MANY
 
 
 def quickly(values: list[Any]) -> "array[float] | None":

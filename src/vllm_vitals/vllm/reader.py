@@ -27,8 +27,9 @@ WATERMARKS = {
     "num_watermarked_reqs": "watermarked", "num_watermark_skipped_reqs": "skipped",
     "num_not_watermarked_reqs": "not_watermarked",
 }  # fmt: skip
+LATENCIES = "inter_token_latencies_iter"
 LISTS = {
-    "inter_token_latencies_iter": "inter_token_latencies", "time_to_first_tokens_iter": "first_token_latencies",
+    LATENCIES: "inter_token_latencies", "time_to_first_tokens_iter": "first_token_latencies",
     "n_params_iter": "sequences_asked", "max_num_generation_tokens_iter": "longest_outputs",
 }  # fmt: skip
 PREFIX = 1 + len(QUEUES)
@@ -268,8 +269,12 @@ class Reader:
     def _read_lists(self, steps: Sequence[Step], rows: Sequence[Sequence[Any]], pause: Callable[[], None]) -> None:
         first = -2 - len(LISTS)
         for place, (name, into) in enumerate(LISTS.items(), first):
-            lists = self._fields.lists([row[place] for row in rows], f"IterationStats.{name}", pause)
-            for step, values in zip(steps, lists, strict=True):
+            lists, field = [row[place] for row in rows], f"IterationStats.{name}"
+            if name == LATENCIES:
+                for step, repeated in zip(steps, self._fields.repeated(lists, field, pause), strict=True):
+                    step.inter_token_latencies, step.inter_token_repeats = repeated
+                continue
+            for step, values in zip(steps, self._fields.lists(lists, field, pause), strict=True):
                 setattr(step, into, values)
 
     def _processing(self, step: Step, begun: float | None) -> float | None:

@@ -15,7 +15,9 @@ from msgspec.msgpack import Decoder, Encoder
 from vllm_vitals.feed.tap import Call, Written
 from vllm_vitals.step import Step, Unread
 from vllm_vitals.vllm import finished
+from vllm_vitals.vllm.folded import fold
 from vllm_vitals.vllm.reader import (
+    LATENCIES,
     LISTS,
     LOOKUPS,
     OFTEN,
@@ -49,7 +51,7 @@ _Scheduler = _kind(
 )  # fmt: skip
 _Iteration = _kind(
     "IterationStats", "iteration_timestamp", *OUTPUTS, *WATERMARKS, *LISTS, "num_prompt_tokens",
-    inter_token_latencies_iter=Raw, prompt_token_stats=_kind("PromptTokenStats", *PROMPT) | None,
+    **{LATENCIES: Raw}, prompt_token_stats=_kind("PromptTokenStats", *PROMPT) | None,
     finished_requests=list[_Request] | None,
 )  # fmt: skip
 
@@ -82,7 +84,7 @@ def _fields(value: Any) -> dict[str, Any]:
     fields: dict[str, Any] = vars(value)
     if not fields:
         raise TypeError(f"no fields: {type(value).__name__}")
-    return fields
+    return {**fields, LATENCIES: fold(fields[LATENCIES])} if LATENCIES in fields else fields
 
 
 _ENCODER = Encoder(enc_hook=_fields)
