@@ -118,6 +118,14 @@ def test_batches_are_as_good_as_all_at_once(first: list[float], second: list[flo
 
 
 @examples(150)
+@given(st.lists(st.tuples(st.one_of(st.just(0.0), latencies), st.integers(1, 9)), max_size=20))
+def test_values_that_come_many_times_count_so_often(pairs: list[tuple[float, int]]) -> None:
+    repeated, each = Exponential(), filled([value for value, times in pairs for _ in range(times)])
+    repeated.add(np.array([value for value, _ in pairs]), np.array([times for _, times in pairs], dtype=np.int64))
+    assert (repeated.scale, repeated.zeros, buckets(repeated)) == (each.scale, each.zeros, buckets(each))
+
+
+@examples(150)
 @given(values, values)
 def test_since_is_the_histogram_of_what_came_later(first: list[float], second: list[float]) -> None:
     made = filled(first)

@@ -177,14 +177,18 @@ class HistogramCell:
     def _settle_repeated(self) -> None:
         repeated, self._repeated = self._repeated, []
         for value, times in repeated:
-            if not 0 <= value <= self._most:
-                self._rejects[self._metric, fault(value, self._most)] += times
-                continue
+            if reason := fault(value, self._most):
+                self._rejects[self._metric, reason] += times
+        true = [(value, times) for value, times in repeated if 0 <= value <= self._most]
+        if not true:
+            return
+        for value, times in true:
             self._counts[bisect_left(self.bounds, value)] += times
             self.total += value * times
-            self.least, self.greatest = min(self.least, value), max(self.greatest, value)
-            if self.exponential is not None:
-                self.exponential.add(np.array((value,)), times)
+        values, counts = zip(*true, strict=True)
+        self.least, self.greatest = min(self.least, *values), max(self.greatest, *values)
+        if self.exponential is not None:
+            self.exponential.add(np.array(values), np.array(counts, dtype=np.int64))
 
     def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         true = (values >= 0) & (values <= self._most)

@@ -24,10 +24,11 @@ class Exponential:
         self.counts = np.zeros(0, dtype=np.int64) if counts is None else counts
         self.zeros = zeros
 
-    def add(self, values: NDArray[np.float64], times: int = 1) -> None:
-        """Take values in, none of them negative or infinite, each so many `times`."""
-        positive = values[values > 0]
-        self.zeros += (len(values) - len(positive)) * times
+    def add(self, values: NDArray[np.float64], times: NDArray[np.int64] | None = None) -> None:
+        """Take values in, none of them negative or infinite; `times`: how many of each there are, if not one."""
+        above = values > 0
+        positive, weights = values[above], None if times is None else times[above]
+        self.zeros += len(values) - len(positive) if times is None else int(times[~above].sum())
         if not positive.size:
             return
         logs = np.log2(positive)
@@ -38,7 +39,7 @@ class Exponential:
             low, high = min(low, self.offset), max(high, self.offset + len(self.counts) - 1)
         grown = np.zeros(high - low + 1, dtype=np.int64)
         grown[self.offset - low : self.offset - low + len(self.counts)] = self.counts
-        grown += np.bincount(indexes - low, minlength=len(grown)) * times
+        grown += np.bincount(indexes - low, weights, len(grown)).astype(np.int64)
         self.offset, self.counts = low, grown
 
     def _make_room(self, least: float, greatest: float) -> None:
