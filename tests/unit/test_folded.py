@@ -39,6 +39,13 @@ def test_other_lists_come_out_as_they_went_in(values: list[Any]) -> None:
         assert repr(msgpack.decode(bytes(folded))) == repr(values)
 
 
+@pytest.mark.parametrize("length", [MANY, 65535, 65536])
+@pytest.mark.parametrize("first", [b"", b"\x3f\xf8\0\0\0\0", b"\xcb\x3f\xf8" + bytes(6), "0123456", [1.5], 2**63, -1])
+def test_what_is_no_number_is_not_taken_for_the_last(first: Any, length: int) -> None:
+    values = [first] + [1.5] * (length - 1)
+    assert unfold(fold(values)) is None
+
+
 @pytest.mark.parametrize("values", [None, [], [1.5] * (MANY - 1), (1.5,) * MANY, [object()] * MANY, "x" * 99, 1.5])
 def test_short_lists_and_anything_else_stay_what_they_are(values: Any) -> None:
     assert fold(values) is values

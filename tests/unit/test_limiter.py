@@ -210,6 +210,18 @@ def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> Non
 
 
 @pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("others", "busy"), [([], 0.25), ([1.0], 3.25)])
+def test_what_the_api_server_does_before_is_no_work_of_the_engine(others: list[float], busy: float) -> None:
+    """Three seconds for an image, say; only of what goes on it is not known how long it was in the engine."""
+    mine = Collector(Settings())
+    one = Finished("length", duration=3.25, queue=0.0625, prefill=0.1875, inference=0.1875, output_tokens=1)
+    feed(mine, facts(), step(105.0, running=0, first_token_latencies=floats([3.25, *others]), finished=(one,)))
+    mine.flush(105.0)
+    feed(mine, Gone(MODEL, "0"))
+    assert seconds(mine) == {"idle": 5.0 - busy, "none": busy}
+
+
+@pytest.mark.usefixtures("clock")
 def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
     mine = Collector(Settings())
     feed(mine, facts(max_num_seqs=32))
@@ -221,6 +233,36 @@ def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
     mine.refresh()
     saturation = Sight(mine)("vllm_engine_saturation_ratio", **ENGINE)
     assert saturation == pytest.approx(8 / 32 * (1 - math.exp(-10 / 30)), rel=0.05)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("interval", [0.5, 20.0])
+@pytest.mark.parametrize("apart", [-0.001, 0.001])
+def test_outputs_that_another_server_tells_of_belong_to_the_nearest_step(apart: float, interval: float) -> None:
+    mine, rounds = Collector(Settings()), 20
+    feed(mine, facts(max_num_seqs=4))
+    for clock in (100.0 + interval * number for number in range(1, rounds + 1)):
+        ended = (Finished("stop", duration=0.125, prefill=0.125, input_tokens=50, output_tokens=0),)
+        told = [step(clock, running=0, finished=ended), step(clock + apart, running=None, finished=ended)]
+        feed(mine, *sorted(told, key=lambda each: each.clock))
+        mine.flush(clock + interval / 4)
+    feed(mine, Gone(MODEL, "0"))
+    idle = (0.25 + rounds) * interval - rounds * 0.125
+    assert seconds(mine) == pytest.approx({"idle": idle, "none": rounds * 0.125}, abs=rounds * 0.0011)
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_ended_is_in_the_batch_of_the_nearest_step_only() -> None:
+    mine = Collector(Settings())
+    feed(mine, facts(max_num_seqs=4))
+    ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=5, output_tokens=9) for _ in range(2))
+    feed(mine, step(101.0, running=2, waiting=1), step(101.001, running=None, finished=ended))  # two of four ended
+    feed(mine, step(102.0, running=2, waiting=1), step(103.0, running=0))
+    mine.flush(103.25)
+    assert seconds(mine) == {"idle": 1.25, "token_budget": 2.0}
+    feed(mine, step(103.999, running=None, finished=ended), step(104.0, running=2, waiting=1), step(105.0, running=0))
+    mine.flush(105.0)
+    assert seconds(mine) == {"idle": 2.0, "token_budget": 2.0, "max_num_seqs": 1.0}
 
 
 @pytest.mark.usefixtures("clock")

@@ -1,6 +1,7 @@
 """What the collector remembers of one engine between its steps, and what follows from that."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from vllm_vitals.catalog.metric import Gauge
 from vllm_vitals.collector.abandoned import Abandoned
 from vllm_vitals.collector.energy import Energy, activity
 from vllm_vitals.collector.headroom import Prefill, Saturation, Trend, Typical, level
-from vllm_vitals.collector.limiter import NOTHING, Limiter, limiter
+from vllm_vitals.collector.limiter import NOTHING, Ended, Limiter, limiter
 from vllm_vitals.collector.perf import Perf
 from vllm_vitals.collector.writers import Writer
 from vllm_vitals.columns import Requests
@@ -21,6 +22,8 @@ from vllm_vitals.step import Facts, Finished, Sleep, Step
 Rules = dict[type, list[Writer]]
 LONGEST_HOLD = 10.0
 """Seconds for which it is left open at most whether an engine was idle."""
+MOST_APART = 64
+"""Messages with outputs alone, one from each API server, of which it is open to which step they belong."""
 FADING = 0.99
 """How much shorter that gets with each step that does not need it."""
 
@@ -62,10 +65,8 @@ class Engine:
         """Whether requests wait that were preempted."""
         self._hold = 0.0
         """Seconds that what began and ended within one step has lately taken: so long nobody tells of the next."""
-        self._began = math.inf
-        """Monotonic seconds when the first of what got to its end, or its first token, since the latest step came."""
-        self._ended = NOTHING
-        """What ended since the latest step whose scheduler stats came."""
+        self._apart: deque[Step] = deque(maxlen=MOST_APART)
+        """What brought outputs but no scheduler stats since the latest that did."""
         self._limiter = Limiter(clock)
         self._trend = Trend()
         self._saturation = Saturation(clock)
@@ -82,11 +83,10 @@ class Engine:
         """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
         self.served = True
         self.late(step)
-        if step.finished:
-            self._ended = self._ended.more(step.finished)
-        self._began = min(self._began, begun(step))
         if step.running is None:
+            self._apart.append(step)
             return
+        ended, began = self._outcome(step)
         clock = step.clock
         self.scheduled, self.stale = True, False
         self.latest = clock
@@ -100,10 +100,9 @@ class Engine:
             self._trend.add(clock, usage)
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
-        limited = limiter(step, self._max_num_seqs, self._free, self._need(step), self._ended)
-        if self._limiter.state == IDLE and self._began < clock and clock >= self._limiter.turned:
-            self._wake(max(self._began, self._limiter.turned), step)
-        self._ended, self._began = NOTHING, math.inf
+        limited = limiter(step, self._max_num_seqs, self._free, self._need(step), ended)
+        if self._limiter.state == IDLE and began < clock and clock >= self._limiter.turned:
+            self._wake(max(began, self._limiter.turned), clock, (step.running or 0) + ended.requests)
         if self.metered:
             self._divide(clock)
         if clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
@@ -111,12 +110,24 @@ class Engine:
             self._limiter.step(clock, limited)
             self._saturation.step(clock, level(step, self._max_num_seqs, limited))
 
-    def _wake(self, clock: float, step: Step) -> None:
-        """Take note that the engine was idle until `clock` only: what came then has been at work up to this step."""
+    def _outcome(self, step: Step) -> tuple[Ended, float]:
+        """Return what ended in a step's batch, and when the first came of what ended in it or got its first token.
+
+        Each of several servers tells of its own outputs, a little before or after the one that has the scheduler stats:
+        they belong to the step that is nearest.
+        """
+        ended, began = NOTHING.more(step.finished) if step.finished else NOTHING, begun(step)
+        for each in self._apart:
+            if each.clock - self.latest >= step.clock - each.clock:
+                ended, began = ended.more(each.finished), min(began, begun(each))
+        self._apart.clear()
+        return ended, began
+
+    def _wake(self, clock: float, until: float, batch: int) -> None:
+        """Take note that the engine was idle up to `clock` only: from then on it was at work on so many requests."""
         if self.metered:
             self._divide(clock)
-        self._hold = min(max(self._hold * FADING, step.clock - clock), LONGEST_HOLD)
-        batch = (step.running or 0) + self._ended.requests
+        self._hold = min(max(self._hold * FADING, until - clock), LONGEST_HOLD)
         self._limiter.step(clock, "none")
         self._saturation.step(clock, min(batch / self._max_num_seqs, 1.0) if self._max_num_seqs else 0.0)
 
@@ -197,11 +208,25 @@ class Engine:
 def begun(step: Step) -> float:
     """Return the monotonic seconds when the first of what got its first token in a step came, `inf` if nothing did.
 
-    The answer of what pools is its first token.
+    The answer of what pools is its first token. What ends with its first token tells how long it was in the engine; all
+    else is known to have come to the API server only.
     """
-    waited = [each.duration or 0.0 for each in step.finished if not each.output_tokens and each.prefill is not None]
-    longest = max(*(step.first_token_latencies or ()), *waited, 0.0, 0.0)
+    single = [
+        each
+        for each in step.finished
+        if each.output_tokens == 1 or (not each.output_tokens and each.prefill is not None)
+    ]
+    firsts = step.first_token_latencies or ()
+    waited = [*map(_in_engine, single), *(firsts if len(firsts) > len(single) else ())]
+    longest = max(waited, default=0.0)
     return step.clock - longest if 0 < longest <= step.age else math.inf
+
+
+def _in_engine(request: Finished) -> float:
+    """Return the seconds that a finished request was in the engine, or with its API server too if that is all it told."""
+    if request.queue is None or request.inference is None:
+        return request.duration or 0.0
+    return request.queue + request.inference
 
 
 def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:

@@ -17,6 +17,8 @@ _encode = Encoder().encode
 _FLOAT = 0xCB
 """How MessagePack marks a float, of 8 bytes with the most significant first."""
 _SIZE = 9
+_LONG = 2**16
+"""Items from which a list has a longer head."""
 _FOLDED = struct.Struct(">BBbdI")
 """An extension of MessagePack: its head, the number, and how many times it comes."""
 _HEAD = (0xC7, 12, 1)
@@ -31,8 +33,8 @@ def fold(values: Any) -> Any:
     except BaseException:  # noqa: BLE001 - something that cannot be packed
         return values
     count, last = len(values), content[-_SIZE:]
-    # Longer than its items by a head, which is 3 bytes, or 5 from 65536 items on, it is a list of nothing but the last.
-    if last[0] == _FLOAT and len(content) - _SIZE * count in (3, 5) and content.endswith(last * count):
+    head = 3 if count < _LONG else 5  # longer by this than its items, it is a list of nothing but the last of them
+    if last[0] == _FLOAT and len(content) == head + _SIZE * count and content.endswith(last * count):
         return Raw(_FOLDED.pack(*_HEAD, *struct.unpack(">d", last[1:]), count))
     return Raw(content)
 
