@@ -1,8 +1,12 @@
 """What the hooks leave for the feeder: bounded, and nothing else happens within them."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from vllm_vitals.feed.tap import Tap
+from vllm_vitals.vllm.told import write
 
 
 def record(tap: Tap, *numbers: int) -> None:
@@ -34,3 +38,18 @@ def test_a_closed_tap_keeps_nothing_and_drops_nothing() -> None:
     tap.close()
     record(tap, 1)
     assert (schedulers(tap), tap.dropped) == ([], 0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, RecursionError, MemoryError, SystemExit])
+def test_what_cannot_be_written_down_is_kept_as_it_is(error: type[BaseException]) -> None:
+    class Stats:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise error
+
+    tap, stats = Tap(3, write), Stats()
+    tap.record(stats, None, None, 0)
+    tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+    (_, kept, *_), (_, written) = tap.queue
+    assert kept is stats
+    assert isinstance(written, bytes)

@@ -53,7 +53,7 @@ class Tap:
     def _written(self, call: Call) -> Call | Written:
         try:
             written = self.write(call)  # type: ignore[misc]
-        except Exception:  # noqa: BLE001 - an object of vLLM's may raise anything
+        except (Exception, SystemExit):  # noqa: BLE001 - an object of vLLM's may raise anything; Ctrl-C is not one's
             return call
         return (call[0], written) if isinstance(written, bytes) else written
 
