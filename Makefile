@@ -5,7 +5,7 @@ GET_PIP = import subprocess, sys; from tests.live.bootstrap import debian_packag
 	(pip,) = debian_package('python3-pip-whl').glob('usr/share/python-wheels/pip-*.whl'); \
 	subprocess.run([sys.executable, pip / 'pip', 'install', '--no-index', pip], check=True)
 
-.PHONY: demo test lint bench docs pictures clean
+.PHONY: demo test lint fuzz bench docs pictures clean
 
 demo: ## Start a real vLLM on this CPU with the plugin, put load on it, show live figures.
 	$(PYTHON) tests/live/bootstrap.py
@@ -16,6 +16,9 @@ test: $(NOX) ## Run every test: unit, oldest dependencies, many vLLM releases, a
 
 lint: $(NOX) ## Check style and types.
 	$(NOX) -s lint
+
+fuzz: $(NOX) ## Send a million mutated frames over the wire; the tests send some thousands.
+	$(NOX) -s fuzz
 
 bench: ## Measure the cost to serving, side by side with what there is.
 	$(PYTHON) tests/live/bootstrap.py

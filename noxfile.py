@@ -68,6 +68,13 @@ def unit(session: nox.Session) -> None:
     session.run("pytest", *AT_ONCE, "tests/unit", *slow, *session.posargs)
 
 
+@nox.session(python=NEWEST)
+def fuzz(session: nox.Session) -> None:
+    """Send a million mutated frames over the wire; the unit tests send some thousands."""
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    session.run("pytest", "tests/unit/test_wire_fuzz.py", *session.posargs, env={"VITALS_WIRE_FUZZ": "1000000"})
+
+
 @nox.session(python=OLDEST)
 def oldest(session: nox.Session) -> None:
     """Run the unit tests with the oldest dependencies that the package allows."""

@@ -30,6 +30,8 @@ FILE_VARIABLE = "VITALS_CONFIG"
 ENDPOINT = ("otlp", "endpoint")
 SIGNAL_PATH = ("otlp", "signal_path")
 HEADERS = ("otlp", "headers")
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of `<<`, with which a mapping may take over several others."""
 LONGEST_SHOWN = 250
 """Characters of a value that a line about it shows: a list of SLOs would fill pages."""
 
@@ -132,14 +134,34 @@ def read_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
             return tomllib.loads(text)
+        twice = list(_twice(yaml.compose(text, Loader=yaml.SafeLoader), (), set()))
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{where}: cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError in YAML
         raise SettingsError(f"{where}: is not valid {path.suffix[1:]}: {error}") from error
+    if twice:
+        raise SettingsError({"": [f"{where}: {line}" for line in twice]})
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{where}: must hold a mapping of settings, holds a {type(content).__name__}")
     return content or {}
+
+
+def _twice(node: Any, path: Path_, seen: set[int]) -> Iterator[str]:
+    """Yield a line for each key that a mapping of YAML has more than once: only its last value would count."""
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))  # an alias may lead back to it
+    first: dict[tuple[str, str], int] = {}
+    for place, each in enumerate(node.value):
+        key, value = each if isinstance(node, yaml.MappingNode) else (None, each)
+        inner = (*path, str(place if key is None else key.value))
+        if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in first:
+                yield f"{'.'.join(inner)} is given on line {first[name]} and again on line {line}; a key may be given once"
+            first.setdefault(name, line)
+        yield from _twice(value, inner, seen)
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path_) -> Iterator[tuple[Path_, Any]]:
@@ -191,9 +213,17 @@ def _parsed(path: Path_, value: Any) -> Any:
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[") or _is_text(path):
         return value
     try:
-        return json.loads(value)
+        return json.loads(value, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, each of whose keys may be given once."""
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(map(repr, twice))} given more than once; a key may be given once")
+    return dict(pairs)
 
 
 def _is_text(path: Path_) -> bool:
@@ -209,7 +239,7 @@ def _is_text(path: Path_) -> bool:
 
 def _shown(path: Path_, value: Any) -> str:
     """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
-    if path[:2] == HEADERS:
+    if path[:2] == HEADERS[: len(path)]:  # also of the whole section, which holds them
         return ""
     shown = repr(without_password(value) if isinstance(value, str) and "://" in value else value)
     return f"={shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + '...'}"

@@ -17,7 +17,7 @@ from vllm_vitals.feed.tap import Tap
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import Dialect, Facts, Sleep
+from vllm_vitals.step import MOST_TAPS, Dialect, Facts, Sleep
 from vllm_vitals.vllm.connectors import as_told
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
@@ -68,6 +68,8 @@ class Runtime:
         self._roots = (os.getpid(),)
         """What the processes of this vLLM descend from."""
         self._attaching = threading.Lock()
+        self._told: weakref.WeakValueDictionary[int, Tap] = weakref.WeakValueDictionary()
+        """By their numbers, the taps of which something may still be told unread."""
 
     def check(self, section: str) -> None:
         """Raise `SettingsError` if something is wrong with the settings of a section."""
@@ -143,20 +145,23 @@ class Runtime:
 
         They are read here, unless there is a sidecar to do that.
         """
+        number = next(number for number in range(MOST_TAPS + 1) if number not in self._told)
         dialect = Dialect(
             model,
             time.monotonic() - process_age(),
             self.collector.process,
+            number,
             details="iteration_details" in facts.features and tells_details(),
             pooling="pooling" in facts.features,
             connector=facts.info.get("kv_connector", ""),
             reasons=finish_reasons(),
         )
         reader = Reader.of(dialect, self.feed.complain)
-        if not self.remote or not dialect.reasons:
+        if not self.remote or not dialect.reasons or number >= MOST_TAPS:
             return Tap(self.settings.queue_size, as_told if dialect.connector else None), reader.read
         sink.add([dialect], lambda: None)
-        return Tap(self.settings.queue_size, write), Bearer(model, reader).bear
+        tap = self._told[number] = Tap(self.settings.queue_size, write)
+        return tap, Bearer(number, reader).bear
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start an exporter unless this process has it already, or another process exports for it."""

@@ -58,6 +58,13 @@ def readable(path: Path | None) -> Path | None:
     return path
 
 
+def number(value: Any) -> Any:
+    """Return what is no boolean, which would count as 1 or 0; raise `ValueError` for one."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")  # noqa: TRY004 - of no other does pydantic tell
+    return value
+
+
 def _measure(value: Any, units: dict[str, Fraction], wanted: str) -> Any:
     """Return the number that a text such as `500ms` means; what is no text is left as it is."""
     if not isinstance(value, str | bool):
@@ -86,9 +93,14 @@ def ordered(limits: tuple[int | None, int | None]) -> tuple[int | None, int | No
     return limits
 
 
+# Limits come before what refuses booleans: a JSON schema shows none that come after it.
+Whole = Annotated[int, BeforeValidator(number)]
+Number = Annotated[float, BeforeValidator(number)]
 Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=86400)]
+Price = Annotated[float, Field(gt=0, le=1e6), BeforeValidator(number)]
+Peak = Annotated[float, Field(ge=1e9, le=1e18), BeforeValidator(number)]
 Share = Annotated[float, BeforeValidator(share), Field(gt=0, lt=1)]
-Tokens = Annotated[int, Field(ge=0)]
+Tokens = Annotated[int, Field(ge=0), BeforeValidator(number)]
 TokenRange = Annotated[tuple[Tokens | None, Tokens | None], AfterValidator(ordered)]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
@@ -98,7 +110,7 @@ class PrometheusSettings(Section):
 
     enabled: bool = Field(True, description="Serve a scrape endpoint.")
     host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all.")
-    port: int = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
+    port: Whole = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
     tls_cert: Path | None = Field(
         None, description="PEM certificate (chain); serves HTTPS together with tls_key. All three files are read anew "
         "when they change."
@@ -113,7 +125,7 @@ class PrometheusSettings(Section):
         False, description="Also appear on vLLM's own /metrics, which is rendered on the serving event loop; not "
         "with several API servers or a sidecar."
     )  # fmt: skip
-    retry_interval: float = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
+    retry_interval: Number = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
 
     @field_validator("tls_cert", "tls_key", "tls_client_ca")
     @classmethod
@@ -159,9 +171,9 @@ class OtlpSettings(Section):
         None, description="gRPC without TLS; by default what the endpoint's scheme says, and TLS without a scheme."
     )  # fmt: skip
     compression: Literal["none", "gzip"] = Field("gzip", description="How to compress a push.")
-    timeout: float = Field(10.0, ge=0.1, le=300, description="Seconds that a push may take.")
-    interval: float = Field(15.0, ge=0.1, le=3600, description="Seconds between two pushes.")
-    shutdown_timeout: float = Field(
+    timeout: Number = Field(10.0, ge=0.1, le=300, description="Seconds that a push may take.")
+    interval: Number = Field(15.0, ge=0.1, le=3600, description="Seconds between two pushes.")
+    shutdown_timeout: Number = Field(
         2.0, ge=0, le=60, description="Seconds that the last push may hold the end of the process; 0 for none."
     )  # fmt: skip
     temporality: Literal["cumulative", "delta", "lowmemory"] = Field(
@@ -217,8 +229,8 @@ class WireSettings(Section):
         None, json_schema_extra=SOCKET, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
         "by the process that started them, below /tmp."
     )  # fmt: skip
-    interval: float = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
-    buffer: int = Field(
+    interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
+    buffer: Whole = Field(
         64 * 2**20, ge=2**20, le=2**34, description="Bytes of steps that may wait for the collector; beyond, the "
         "oldest are dropped and counted."
     )  # fmt: skip
@@ -240,15 +252,15 @@ class NativeSettings(Section):
         None, pattern=r"^https?://", description="vLLM's /metrics, when include_native shall take it from there. A "
         "sidecar shows the same numbers under our names: for a vLLM in which no plugin can load."
     )  # fmt: skip
-    interval: float = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
-    timeout: float = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+    interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
+    timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
 
 
 class GpuSettings(Section):
     """The GPUs that the engines work on."""
 
     enabled: bool = Field(True, description="Sample the GPUs.")
-    interval: float = Field(1.0, ge=0.1, le=60, description="Seconds between two samples.")
+    interval: Number = Field(1.0, ge=0.1, le=60, description="Seconds between two samples.")
     devices: str | None = Field(
         None, max_length=4096, description="Those that vLLM may use, written as in CUDA_VISIBLE_DEVICES, which counts by "
         "default; or all, to sample every one that the driver shows."
@@ -258,8 +270,8 @@ class GpuSettings(Section):
 class PriceSettings(Section):
     """What GPUs cost."""
 
-    per_gpu_hour: float | None = Field(
-        None, gt=0, le=1e6, description="Price of one GPU for an hour; unset, nothing is told in money."
+    per_gpu_hour: Price | None = Field(
+        None, description="Price of one GPU for an hour; unset, nothing is told in money."
     )  # fmt: skip
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="Its currency, by its code of three letters.")
 
@@ -267,12 +279,12 @@ class PriceSettings(Section):
 class PerfSettings(Section):
     """What a GPU can do at most, where that is not known by its name."""
 
-    peak_flops: float | None = Field(
-        None, ge=1e9, le=1e18, description="Floating-point operations per second of one GPU, such as 989e12: dense, and at "
+    peak_flops: Peak | None = Field(
+        None, description="Floating-point operations per second of one GPU, such as 989e12: dense, and at "
         "the precision that the model is computed with."
     )  # fmt: skip
-    peak_bandwidth: float | None = Field(
-        None, ge=1e9, le=1e18, description="Bytes per second between one GPU and its memory, such as 3.35e12."
+    peak_bandwidth: Peak | None = Field(
+        None, description="Bytes per second between one GPU and its memory, such as 3.35e12."
     )  # fmt: skip
 
 
@@ -313,13 +325,13 @@ class Settings(Section):
     """All settings of the plugin."""
 
     strict: bool = Field(False, description="Let vLLM fail to start when a setting is wrong.")
-    queue_size: int = Field(
+    queue_size: Whole = Field(
         2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
     )
-    drain_interval: float = Field(
+    drain_interval: Number = Field(
         1.0, ge=0.001, le=10, description="Seconds between two drains of that queue; a scrape or push drains it too."
     )  # fmt: skip
-    stale_after: float = Field(
+    stale_after: Number = Field(
         60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
         "go away; 0 keeps them."
     )  # fmt: skip
@@ -327,7 +339,7 @@ class Settings(Section):
         False, description="Put the request id beside the latest value of each bucket of the per-request "
         "latency histograms, in OpenMetrics and OTLP."
     )  # fmt: skip
-    buckets: dict[str, list[float]] = Field(
+    buckets: dict[str, list[Number]] = Field(
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "
         "--custom-histogram-buckets and over the defaults."
     )  # fmt: skip

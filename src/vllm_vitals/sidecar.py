@@ -47,9 +47,8 @@ class NativeSidecar:
         self._poller = Poller(self._collector, url, settings.native)
         marked = {"vitals.source": NATIVE, **settings.otlp.resource}
         settings = settings.model_copy(update={"otlp": settings.otlp.model_copy(update={"resource": marked})})
-        self._exporters = {
-            name: make() for name, make in exporters(settings, self._collector, self._poller.problem).items()
-        }
+        makers = exporters(settings, self._collector, self._poller.problem, self._poller.ended)
+        self._exporters = {name: make() for name, make in makers.items()}
 
     def start(self) -> None:
         """Begin to fetch and to export."""
@@ -64,14 +63,17 @@ class NativeSidecar:
 
 
 def exporters(
-    settings: Settings, collector: Collector, problem: Callable[[], str]
+    settings: Settings, collector: Collector, problem: Callable[[], str], ended: Callable[[], str] = lambda: ""
 ) -> dict[str, Callable[[], Exporter]]:
-    """Return what makes each exporter that the settings want, by its name; `problem` tells why nothing comes in."""
+    """Return what makes each exporter that the settings want, by its name.
+
+    `problem` tells why nothing comes in, `ended` what only a restart mends: nothing, unless it is given.
+    """
     found: dict[str, Callable[[], Exporter]] = {}
     if settings.prometheus.include_native or settings.prometheus.join_native or settings.otlp.include_native:
         LOGGER.warning("include_native and join_native have no effect in a sidecar: it has no registry of vLLM's")
     if settings.prometheus.enabled:
-        found["prometheus"] = lambda: PrometheusExporter(collector, settings.prometheus, problem)
+        found["prometheus"] = lambda: PrometheusExporter(collector, settings.prometheus, problem, None, ended)
     if settings.otlp.enabled and settings.otlp.endpoint:
         from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
+from vllm_vitals.feed.clock import epoch
 from vllm_vitals.step import Sleep, Step
 from vllm_vitals.vllm.facts import engine_facts, model_name
 from vllm_vitals.vllm.reader import Reader
@@ -33,7 +34,7 @@ def steps(running: int) -> list[Step]:
     """Return steps of so many requests, as many as pass until each request has ended once."""
     make = StepMaker(running)
     calls = [(time.monotonic(), *make(), None, 0) for _ in range(STEPS_PER_REQUEST)]
-    return Reader(model_name(vllm_config()), _complain).read(calls, time.time() - time.monotonic())
+    return Reader(model_name(vllm_config()), _complain).read(calls, epoch())
 
 
 def _complain(field: str, value: object, expected: str) -> None:
@@ -51,7 +52,7 @@ class Process:
         self._steps = cycle(made)
         self._packer = Packer(name, FULL)
         self._clock = time.monotonic()
-        self._epoch = time.time() - time.monotonic()
+        self._epoch = epoch()
         self._waiting: list[int] = []
         """Steps in each batch that is on its way."""
         self._frames = Frames(MOST_FROM_SERVER)

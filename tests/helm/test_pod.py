@@ -40,7 +40,8 @@ def test_the_sidecar_is_native_and_shares_its_socket() -> None:
         assert not mounted.get("readOnly")
     assert "securityContext" in spec
     assert not {"runAsUser"} & {*sidecar["securityContext"], *vllm["securityContext"]}, "both must be the pod's user"
-    assert sidecar["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "vitals", "scheme": "HTTP"}
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert sidecar[probe]["httpGet"] == {"path": path, "port": "vitals", "scheme": "HTTP"}
     assert "NVIDIA_VISIBLE_DEVICES" not in variables(sidecar)
 
 
@@ -52,7 +53,8 @@ def test_a_probe_needs_no_certificate() -> None:
         "podMonitor": {"tlsConfig": {"insecureSkipVerify": True}},
     }
     sidecar = containers(template(objects(merged(SERVE, values)))["spec"])["vitals"]
-    assert sidecar["readinessProbe"]["tcpSocket"] == {"port": "vitals"}
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert sidecar[probe]["tcpSocket"] == {"port": "vitals"}
 
 
 def test_what_vllm_is_told() -> None:

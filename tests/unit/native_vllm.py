@@ -30,17 +30,29 @@ class Declared(NamedTuple):
     labels: tuple[str, ...]
     since: Release
     until: Release
+    earlier: tuple[tuple[Release, tuple[str, ...]], ...] = ()
+    """The last releases that have it with other labels, the oldest first, and these."""
 
     def exists(self, release: Release) -> bool:
         """Tell whether a release has it, which must be one that was read."""
         assert release in RELEASES
         return self.since <= release <= self.until
 
+    def labels_of(self, release: Release) -> tuple[str, ...]:
+        """Return the labels that it has in a release."""
+        return next((labels for last, labels in self.earlier if release <= last), self.labels)
+
 
 RELEASES: list[Release] = [parsed(release) for release in KNOWN["releases"]]
 DECLARED: dict[str, Declared] = {
-    name: Declared(KINDS[kind], tuple(labels), parsed(since), parsed(until))
-    for name, (kind, since, until, labels) in KNOWN["metrics"].items()
+    name: Declared(
+        KINDS[kind],
+        tuple(labels),
+        parsed(since),
+        parsed(until),
+        tuple((parsed(last), tuple(each)) for earlier in more for last, each in earlier.items()),
+    )
+    for name, (kind, since, until, labels, *more) in KNOWN["metrics"].items()
 }
 
 
@@ -69,14 +81,14 @@ class Vllm:
     def __init__(self, *release: int, buckets: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
         self.registry = CollectorRegistry()
         self.metrics: dict[str, Any] = {
-            name: self._make(f"vllm:{name}", declared, buckets)
+            name: self._make(f"vllm:{name}", declared.kind, declared.labels_of(release), buckets)
             for name, declared in DECLARED.items()
             if declared.exists(release)
         }
 
-    def _make(self, name: str, declared: Declared, buckets: tuple[float, ...]) -> Any:
-        bounded = {"buckets": buckets} if declared.kind is Histogram else {}
-        return declared.kind(name, f"What {name} is.", declared.labels, registry=self.registry, **bounded)
+    def _make(self, name: str, kind: type, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Any:
+        bounded = {"buckets": buckets} if kind is Histogram else {}
+        return kind(name, f"What {name} is.", labels, registry=self.registry, **bounded)
 
     def of(self, name: str, *own: str, engine: str = "0") -> Any:
         """Return the series of an engine."""

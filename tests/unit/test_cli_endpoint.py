@@ -42,8 +42,9 @@ def free():
 
 
 @contextmanager
-def exporter(host):
-    made = PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry)
+def exporter(host, problem=None, ended=None):
+    problem = problem or host.feed.problem
+    made = PrometheusExporter(host.collector, host.settings.prometheus, problem, CollectorRegistry, ended)
     made.start()
     deadline = time.monotonic() + 20
     while not made.ports and time.monotonic() < deadline:
@@ -112,6 +113,14 @@ def test_taken_by_ourselves_and_sick(make_runtime, monkeypatch):
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.FAIL
     assert "not well: the feeder has ended" in finding.found
+
+
+def test_taken_by_ourselves_alive_but_without_data(make_runtime, monkeypatch):
+    monkeypatch.setattr(holder, "PATIENCE", 20.0)
+    host = make_runtime(prometheus={"host": LOCAL, "port": 0})
+    with exporter(host, lambda: "vLLM is away", lambda: "") as port:
+        (finding,) = look("port", host=LOCAL, port=port)
+    assert (finding.status, "not well: vLLM is away" in finding.found) == (Status.FAIL, True)
 
 
 def test_several_api_servers_need_one_port(monkeypatch):

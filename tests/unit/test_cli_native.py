@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,7 @@ def look(check: str, environ: Mapping[str, str], words: str = "") -> Finding:
         ({"PROMETHEUS_MULTIPROC_DIR": "metrics"}, "", Status.SKIP),
         (INCLUDE, "", Status.OK),
         (INCLUDE, "-asc 2", Status.OK),
+        ({**INCLUDE, "PROMETHEUS_MULTIPROC_DIR": ""}, "", Status.OK),
         ({**INCLUDE, **SIDECAR}, "", Status.WARN),
     ],
 )
@@ -47,6 +49,17 @@ def test_beside_ours(environ: Mapping[str, str], words: str, status: Status) -> 
         (variable,) = environ.keys() & {*JOIN, *INCLUDE}
         assert "has no effect" in finding.found
         assert f"unset {variable}" in finding.advice
+
+
+def test_files_of_others_where_vllm_will_write_its_own(tmp_path: Path) -> None:
+    environ = {**INCLUDE, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    assert look("native", environ, "-asc 2").status is Status.OK
+    for number in (7, 8):
+        (tmp_path / f"counter_{number}.db").touch()
+    finding = look("native", environ, "-asc 2")
+    assert finding.status is Status.WARN
+    assert f"PROMETHEUS_MULTIPROC_DIR={tmp_path} holds, and 2 files" in finding.found
+    assert "Unset PROMETHEUS_MULTIPROC_DIR" in finding.advice
 
 
 def test_no_url() -> None:

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from vllm_vitals.catalog.itself import DETACHED
 from vllm_vitals.cli.checks import CHECKS
 from vllm_vitals.cli.checks.command import CommandError, parse
 from vllm_vitals.cli.checks.finding import Status
@@ -107,7 +108,9 @@ def test_disabled_log_stats():
 
 
 def test_elastic_experts():
-    assert look("serve", "vllm serve m --enable-elastic-ep")[1].status is Status.WARN
+    finding = look("serve", "vllm serve m --enable-elastic-ep")[1]
+    assert finding.status is Status.WARN
+    assert f"{DETACHED.prometheus} == 1" in finding.advice
 
 
 def test_one_supervisor_many_servers_one_port():

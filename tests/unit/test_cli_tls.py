@@ -15,6 +15,7 @@ from vllm_vitals.cli.checks import CHECKS
 from vllm_vitals.cli.checks.finding import Status
 from vllm_vitals.cli.checks.launch import Launch
 from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.exporters.prometheus import LOOK
 
 NOW = datetime.now(tz=timezone.utc)
 
@@ -71,6 +72,7 @@ def test_good(files):
 def test_ends_soon(files):
     (finding,) = look(*files(3))
     assert (finding.status, "expires in 3 days" in finding.found) == (Status.WARN, True)
+    assert f"read anew within {LOOK:g} s" in finding.advice
 
 
 def test_expired(files):

@@ -36,6 +36,7 @@ from vllm_vitals.settings import Settings
 from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation, Step
 
 INTERVAL = "vllm_step_interval_seconds"
+LATENCY = "vllm_request_inter_token_latency_seconds"
 PHASE = "vllm_request_phase_duration_seconds"
 QUERIED = "vllm_prefix_cache_queried_tokens_total"
 HIT = "vllm_prefix_cache_hit_tokens_total"
@@ -71,6 +72,14 @@ def test_outputs_without_scheduler_stats_do_not_break_an_interval() -> None:
     see = of_steps(step(10.0, running=1), step(10.1, iterated=True, generation_tokens=1), step(10.5, running=1))
     assert see(f"{INTERVAL}_count", **ENGINE) == 1
     assert see(f"{INTERVAL}_sum", **ENGINE) == 0.5
+
+
+def test_a_latency_that_many_requests_have_counts_for_each() -> None:
+    see = of_steps(step(running=1, inter_token_latencies=array("d", [0.25]), inter_token_repeats=1000))
+    below = [see(f"{LATENCY}_bucket", **ENGINE, le=le) for le in ("0.2", "0.3", "+Inf")]
+    assert below == [0, 1000, 1000]
+    assert see(f"{LATENCY}_count", **ENGINE) == 1000
+    assert see(f"{LATENCY}_sum", **ENGINE) == 250.0
 
 
 def test_each_engine_has_its_own_interval() -> None:
@@ -294,6 +303,20 @@ def test_our_buckets_win_over_vllms_and_vllms_over_the_default(
 ) -> None:
     see = Sight(collect(facts(buckets=vllms), buckets=ours))
     assert see.edges(INTERVAL) == [*expected, "+Inf"]
+
+
+@pytest.mark.parametrize(
+    "buckets", [{"step": [2.0, 1.0]}, {"step": [math.nan]}, {"step": []}, {"no_such": [1.0]}, {"step": [1.0] * 1000}]
+)
+def test_buckets_that_are_none_cost_nothing_else(buckets: dict[str, list[float]]) -> None:
+    collector = collect(buckets={"time_to_first_token": [7]})
+    collector.add([facts("0", buckets={**buckets, "request_latency": [3.0]}), facts("1"), step(running=1)])
+    see = Sight(collector)
+    assert see.of_engine("vllm_engine_up", "0") == see.of_engine("vllm_engine_up", "1") == 1
+    assert see("vitals_steps_total", **ENGINE) == 1
+    assert see.edges(INTERVAL, "0") == see.edges(INTERVAL, "1") != []
+    assert see.edges("vllm_request_time_to_first_token_seconds", "0") == ["7.0", "+Inf"]
+    assert see("vitals_errors_total", process="0", stage="collect") == 1
 
 
 def test_our_buckets_hold_for_metrics_of_the_process_and_of_engines_without_facts() -> None:
@@ -610,7 +633,7 @@ steps = st.builds(
     duration=st.none() | real, iterated=st.booleans(), computed_tokens=small, generation_tokens=small,
     prompt_tokens=st.dictionaries(st.sampled_from("abc"), small), preempted=small, corrupted=small,
     scheduled_tokens=st.dictionaries(st.sampled_from(["prefill", "decode"]), small),
-    first_token_latencies=reals, inter_token_latencies=reals, finished=st.lists(requests, max_size=3),
+    first_token_latencies=reals, inter_token_latencies=reals, inter_token_repeats=st.integers(1, 5), finished=st.lists(requests, max_size=3),
     lora_running=st.dictionaries(st.text("xyz", min_size=1), small, max_size=3),
 )  # fmt: skip
 
@@ -632,7 +655,8 @@ believable = st.builds(
     Step, st.just(MODEL), st.sampled_from(["0", "1"]), st.just(EPOCH), st.floats(0, 100), st.just(AGE),
     running=st.none() | st.integers(0, 9), waiting=st.integers(0, 9), kv_cache_usage=st.none() | st.floats(0, 1),
     generation_tokens=small, prompt_tokens=st.dictionaries(st.sampled_from("abc"), small), duration=st.none() | real,
-    first_token_latencies=reals, finished=st.lists(requests, max_size=3),
+    first_token_latencies=reals, inter_token_latencies=reals, inter_token_repeats=st.integers(1, 5),
+    finished=st.lists(requests, max_size=3),
     lora_running=st.dictionaries(st.text("xyz", min_size=1), st.integers(0, 9), max_size=3),
 )  # fmt: skip
 

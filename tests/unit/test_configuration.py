@@ -1,14 +1,16 @@
 """Where settings come from, and what is said of those that are wrong."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.configuration import SettingsError, is_strict, load, variables
 from vllm_vitals.settings import Settings
 
 YAML = "prometheus:\n  port: 1111\n  host: file.example\nqueue_size: 100\nbuckets:\n  step: [1, 2]\n"
@@ -155,6 +157,14 @@ IN_FILE = [
     ("buckets:\n  step: [.inf]\n", ["buckets", "step", "inf", "finite"]),
     ("queue_size: [1]\n", ["queue_size", "[1]", "integer"]),
     ("exemplars: 3\n", ["exemplars", "3", "boolean"]),
+    ("prometheus:\n  port: true\n", ["prometheus.port", "True", "must be a number"]),
+    ("queue_size: yes\n", ["queue_size", "True", "must be a number"]),
+    ("stale_after: off\n", ["stale_after", "False", "must be a number"]),
+    ("price:\n  per_gpu_hour: on\n", ["price.per_gpu_hour", "True", "must be a number"]),
+    ("perf: {peak_flops: true}\n", ["perf.peak_flops", "True", "must be a number"]),
+    ("buckets:\n  step: [true, 2]\n", ["buckets.step", "True", "must be a number"]),
+    ("slos: [{name: a, target: 0.9, ttft: 1, output_tokens: [false, 9]}]\n", ["slos", "False", "must be a number"]),
+    ("slos: [{name: a, target: 0.9, ttft: true}]\n", ["slos", "True", "a duration"]),
 ]
 
 
@@ -163,6 +173,34 @@ def test_a_wrong_value_in_a_file_is_named_by_file_and_key(tmp_path: Path, text: 
     path = write(tmp_path, text)
     (line,) = problems({"VITALS_CONFIG": path})
     assert [word for word in [path, *words] if word not in line] == []
+
+
+def test_true_and_false_are_no_numbers_in_toml_either(tmp_path: Path) -> None:
+    path = write(tmp_path, "[prometheus]\nport = true\n", "vitals.toml")
+    (line,) = problems({"VITALS_CONFIG": path})
+    assert line == f"{path}: prometheus.port=True: must be a number, not true or false (setting prometheus.port)"
+
+
+def numbers() -> Iterator[tuple[str, str]]:
+    """Yield each setting, of a section or of none, that is a number or may be one."""
+    for variable in variables():
+        section, _, name = variable.removeprefix("VITALS_").lower().rpartition("__")
+        owner = Settings.model_fields[section].annotation if section else Settings
+        kind = owner.model_fields[name].annotation  # type: ignore[union-attr]
+        if {int, float} & {kind, *(get_args(each)[0] if get_args(each) else each for each in get_args(kind))}:
+            yield section, name
+
+
+def test_true_is_taken_for_a_number_nowhere() -> None:
+    found = list(numbers())
+    assert {("prometheus", "port"), ("", "queue_size"), ("price", "per_gpu_hour"), ("wire", "buffer")} <= {*found}
+    for section, name in found:
+        key = f"VITALS_{section or name}".upper()
+        if section:
+            (line,) = problems({key: json.dumps({name: True})})
+            assert "must be a number, not true or false" in line
+        (line,) = problems({f"{key}__{name}".upper() if section else key: "true"})
+        assert "valid number" in line or "valid integer" in line
 
 
 def test_every_wrong_value_gets_its_line() -> None:
@@ -222,6 +260,53 @@ def test_a_file_that_says_nothing_sensible(tmp_path: Path, name: str, text: str,
     assert "VITALS_CONFIG" in message
     assert path in message
     assert words in message
+
+
+def test_a_key_that_is_given_twice_is_an_error_and_not_the_end_of_the_first(tmp_path: Path) -> None:
+    text = "prometheus:\n  tls_cert: a.pem\n  tls_key: a.key\nqueue_size: 20\n\nprometheus:\n  port: 1\n  'port': 2\n"
+    path = write(tmp_path, text)
+    assert problems({"VITALS_CONFIG": path}) == [
+        f"VITALS_CONFIG='{path}': prometheus is given on line 1 and again on line 6; a key may be given once",
+        f"VITALS_CONFIG='{path}': prometheus.port is given on line 7 and again on line 8; a key may be given once",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("slos: [{name: a, target: 0.9, ttft: 1, ttft: 2}]", "slos.0.ttft"), ("buckets: {step: [1], step: [2]}", "buckets.step"),
+     ("price: &a {per_gpu_hour: 1}\nperf: {<<: *a, peak_flops: 1.0e+12, peak_flops: 2.0e+12}", "perf.peak_flops")],
+)  # fmt: skip
+def test_a_key_that_is_given_twice_anywhere(tmp_path: Path, text: str, key: str) -> None:
+    (line,) = problems({"VITALS_CONFIG": write(tmp_path, text)})
+    assert f": {key} is given on line " in line
+
+
+def test_what_is_merged_into_a_mapping_gives_way_to_what_it_says(tmp_path: Path) -> None:
+    text = "otlp: &o\n  timeout: 1\n  interval: 2\nnative: &n\n  <<: *o\n  interval: 3\n"
+    assert load({"VITALS_CONFIG": write(tmp_path, text)}).settings.native.interval == 3.0
+
+
+def test_an_alias_that_leads_back_to_itself_is_an_error_like_any_other(tmp_path: Path) -> None:
+    assert problems({"VITALS_CONFIG": write(tmp_path, "queue_size: &a [*a]\n")})
+
+
+def test_a_key_that_is_given_twice_in_json() -> None:
+    (line,) = problems({"VITALS_PROMETHEUS": '{"tls_cert": "a", "port": 1, "port": 2}'})
+    assert line.startswith("VITALS_PROMETHEUS=")
+    assert "'port' given more than once; a key may be given once" in line
+
+
+@pytest.mark.parametrize("end", ['"timeout": 1, "timeout": 2}', '"timeout": '])
+def test_the_headers_in_a_section_that_cannot_be_read_are_not_shown(end: str) -> None:
+    (line,) = problems({"VITALS_OTLP": '{"headers": {"authorization": "secret"}, ' + end})
+    assert line.startswith("VITALS_OTLP: ")
+    assert "secret" not in line
+
+
+def test_a_key_that_is_given_twice_in_toml(tmp_path: Path) -> None:
+    path = write(tmp_path, "queue_size = 20\nqueue_size = 30\n", "vitals.toml")
+    (line,) = problems({"VITALS_CONFIG": path})
+    assert "is not valid toml" in line
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:

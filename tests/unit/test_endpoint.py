@@ -4,9 +4,12 @@ import contextlib
 import gzip
 import http.client
 import logging
+import os
 import re
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -385,6 +388,57 @@ def test_a_broken_file_of_vllms_multiprocess_directory_does_not_cost_our_page(
     assert endpoint.ask()[0] == 200
     assert "vitals_series" in endpoint.text()
     assert 'vitals_errors_total{process="0",stage="export"} 0' not in endpoint.text()
+
+
+CONTAINER = """
+import sys
+from prometheus_client import CollectorRegistry, Counter, values
+number, tokens = map(int, sys.argv[1:])
+values.ValueClass = values.MultiProcessValue(lambda: number)
+counter = Counter("vllm:generation_tokens", "Tokens.", ["model_name", "engine"], registry=CollectorRegistry())
+series = counter.labels("m", "0")
+print("up", flush=True)
+sys.stdin.readline()
+series.inc(tokens)
+"""
+"""A serving process with a number of its container's, which counts tokens once it is told to."""
+
+
+def serve_in_containers(directory: Path, *processes: tuple[int, int]) -> None:
+    """Let processes of such numbers, each in a container, count so many tokens one after another in one directory."""
+    environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    made = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTAINER, str(number), str(tokens)],
+            env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number, tokens in processes
+    ]  # fmt: skip
+    for process in made:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+    for process in made:
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("processes", "theirs"), [(((1, 3), (2, 4)), 3 + 4), (((1, 3), (1, 4)), 4)], ids=["added up", "overwritten"]
+)
+def test_two_containers_in_one_directory_spoil_vllms_numbers_and_not_ours(
+    serve: Callable[..., Endpoint], tmp_path: Path, processes: tuple[tuple[int, int], ...], theirs: int
+) -> None:
+    serve_in_containers(tmp_path, *processes)
+
+    def multiprocess() -> CollectorRegistry:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(tmp_path))
+        return registry
+
+    endpoint = serve(multiprocess, include_native=True).up()
+    endpoint.step()
+    assert endpoint.value("vllm:generation_tokens_total", **ENGINE) == theirs
+    assert endpoint.value("vitals_steps_total", **ENGINE) == 1
 
 
 @pytest.mark.parametrize("native", [BrokenCollector, broken_registry])

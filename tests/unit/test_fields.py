@@ -208,3 +208,10 @@ def test_what_is_no_folded_list_is_complained_of() -> None:
     mangled = [msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, body))) for code, body in MANGLED]
     assert fields(told).repeated([*mangled, msgspec.msgpack.Ext(*MANGLED[0])], "f") == [(None, 1)] * (len(mangled) + 1)
     assert [field for field, *_ in told] == ["f"] * (len(mangled) + 1)
+
+
+@pytest.mark.parametrize("content", [b"\xa1\xff", b"\xc7\x05\xff12345", b"\x81\x80\xc0"])
+def test_what_cannot_be_decoded_is_no_list_of_numbers(content: bytes) -> None:
+    told: list[Any] = []
+    assert fields(told).repeated([msgspec.Raw(content)], "f") == [(None, 1)]
+    assert told == [("f", bytes, "a list of numbers")]

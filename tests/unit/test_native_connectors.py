@@ -19,20 +19,16 @@ BOUNDS = (1.0, 2.0, 5.0)
 Shown = dict[str, Any]
 
 
-def told(page: bytes) -> Shown:
+def shown(vllm: Vllm) -> Shown:
     """Return what a page tells of connectors by our name and their labels; of a histogram its counts and its sum."""
     found = {}
-    for (metric, key), each in mapped(relevant(parse(page, TEXT))).items():
+    for (metric, key), each in mapped(relevant(parse(text_page(vllm.registry), TEXT))).items():
         if metric in CONNECTORS:
             assert key[:2] == ("m", "0")
             assert each.bounds == (BOUNDS if metric.kind == "histogram" else ())
             name = f"{metric.name.removeprefix('vllm.')} {','.join(key[2:])}"
             found[name] = (each.counts, each.value) if each.bounds else each.value
     return found
-
-
-def shown(vllm: Vllm) -> Shown:
-    return told(text_page(vllm.registry))
 
 
 def nixl(*release: int) -> Vllm:
@@ -191,14 +187,25 @@ def test_the_tiers_behind_it() -> None:
 
 def test_lookups_of_tiers_that_were_not_told_apart_yet() -> None:
     """As of 0.26 and 0.27."""
-    assert told(b"""\
-# TYPE vllm:kv_offload_tiering_lookup_sync_delay_seconds histogram
-vllm:kv_offload_tiering_lookup_sync_delay_seconds_bucket{model_name="m",engine="0",le="1.0"} 1
-vllm:kv_offload_tiering_lookup_sync_delay_seconds_bucket{model_name="m",engine="0",le="2.0"} 1
-vllm:kv_offload_tiering_lookup_sync_delay_seconds_bucket{model_name="m",engine="0",le="5.0"} 3
-vllm:kv_offload_tiering_lookup_sync_delay_seconds_bucket{model_name="m",engine="0",le="+Inf"} 3
-vllm:kv_offload_tiering_lookup_sync_delay_seconds_sum{model_name="m",engine="0"} 6.5
-""") == {"kv_offload.lookup.duration OffloadingConnector,,sync": ((1, 0, 2, 0), 6.5)}
+    for release in ((0, 26, 0), (0, 27, 1)):
+        vllm = Vllm(*release)
+        vllm.observe("kv_offload_tiering_lookup_sync_delay_seconds", 1.0, 2.5, 3.0)
+        vllm.observe("kv_offload_tiering_lookup_async_delay_seconds", 2.0)
+        assert shown(vllm) == {
+            "kv_offload.lookup.duration OffloadingConnector,,sync": ((1, 0, 2, 0), 6.5),
+            "kv_offload.lookup.duration OffloadingConnector,,async": ((0, 1, 0, 0), 2.0),
+        }
+
+
+def test_a_tier_that_tells_of_its_inside_is_shown_as_any_other() -> None:
+    """As `kvcr` of 0.30 and later: what it has loaded is told of the tier too."""
+    vllm = Vllm(*NEWEST)
+    vllm.of("kv_offload_tiering_read_bytes", "1:kvcr").inc(308281344)
+    vllm.of("kvcr_transfer_bytes", "remote_deliver").inc(308281344)
+    vllm.of("kvcr_transfer_blocks", "remote_deliver").inc(42)
+    vllm.of("kvcr_duration_seconds", "remote_deliver", "success").observe(0.5)
+    vllm.of("kvcr_state", "in_flight_ops").set(1)
+    assert shown(vllm) == {"kv_offload.tier.io OffloadingConnector,1:kvcr,load": 308281344.0}
 
 
 def test_operations_of_the_mooncake_store() -> None:

@@ -23,6 +23,7 @@ NOT_OURS = {
     "mooncake_store_operation_(failed_)?keys_total": CONNECTOR,
     "hisparse_(host_block|pending)_.*": CONNECTOR,
     "umbp_.*": CONNECTOR,
+    "kvcr_.*": "what the tier kvcr does inside; what it loads and stores is shown as that of any tier",
     "(simple_)?kv_offload_(config_)?info": CONNECTOR,
     "kv_offload_cpu_(allocation_size|cache_(read|write)_usage_perc)": CONNECTOR,
     "simple_kv_offload_(used|pending_store)_blocks": CONNECTOR,
@@ -70,7 +71,7 @@ def families(release: Release, sign: int = 1) -> list[Metric]:
     number = 500
     for name, metric in vllm.metrics.items():
         declared = DECLARED[name]
-        for values in product(*(VALUES.get(label, ("x",)) for label in declared.labels)):
+        for values in product(*(VALUES.get(label, ("x",)) for label in declared.labels_of(release))):
             number += sign
             series = metric.labels(*values) if values else metric
             if declared.kind is Histogram:

@@ -218,8 +218,12 @@ def test_what_is_no_number_is_left_out() -> None:
     sidecar = Sidecar().take(vllm)
     assert sidecar.see(TOKENS) is None
     assert sidecar.see(f"{SECONDS}_count") is None
-    assert sidecar.see("vllm_kv_cache_usage_ratio") == 0.0
+    assert sidecar.see("vllm_kv_cache_usage_ratio") is None
     assert sidecar.store.rejects["vllm.kv_cache.usage", "not_finite"] == 1
+    vllm.of("kv_cache_usage_perc").set(0.25)
+    assert sidecar.take(vllm).see("vllm_kv_cache_usage_ratio") == 0.25
+    vllm.of("kv_cache_usage_perc").set(float("nan"))
+    assert sidecar.take(vllm).see("vllm_kv_cache_usage_ratio") == 0.25
 
 
 def test_label_values_stay_capped() -> None:

@@ -1,6 +1,8 @@
 """A sidecar: what it pushes says which vLLM it collects for, and what it has of vLLM's own metrics that it is that."""
 
+import shutil
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,6 +153,36 @@ def native_page(tokens: int) -> bytes:
     labels = ("model_name", "engine")
     Counter("vllm:generation_tokens", "Tokens.", labels, registry=registry).labels("m", "0").inc(tokens)
     return answer(generate_latest(registry), "Content-Type: text/plain; version=0.0.4")
+
+
+def status(port: int, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as page:
+            return int(page.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_without_its_socket_it_is_not_ready_but_lives() -> None:
+    """It makes the socket anew by itself as soon as it can, and a restart would cost what it has counted."""
+    settings = Settings.model_validate({"prometheus": {"port": 0, "host": "127.0.0.1"}, "gpu": {"enabled": False}})
+    with short_directory() as outer:
+        directory = outer / "wire"
+        sidecar = StepSidecar(settings, directory / "s")
+        sidecar.start()
+        try:
+            scrapes: Any = sidecar._host.exporters["prometheus"]
+            wait_until(lambda: scrapes.ports)
+            (port,) = scrapes.ports
+            assert (status(port, "/healthz"), status(port, "/readyz")) == (200, 200)
+            shutil.rmtree(directory)
+            directory.touch()
+            wait_until(lambda: status(port, "/readyz") == 503, 20)
+            assert status(port, "/healthz") == 200
+            directory.unlink()
+            wait_until(lambda: status(port, "/readyz") == 200, 20)
+        finally:
+            sidecar.stop()
 
 
 def scraped(port: int) -> str:

@@ -1,12 +1,13 @@
 """The store stays bounded whatever labels come, and loses no number over it."""
 
+import math
 from collections import Counter as Tally
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.builders import Sight, collect, examples, feed, step
+from tests.unit.builders import ENGINE, Sight, collect, examples, feed, step
 from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
 from vllm_vitals.catalog.metric import Counter, Gauge, Label
 from vllm_vitals.collector import store
@@ -75,6 +76,43 @@ def test_dropping_one_engine_leaves_the_others() -> None:
         family.replace(("m", engine), {"a": 1.0}, 1.0)
     family.drop(("m", "1"))
     assert set(family.cells) == {("m", "0", "a"), ("m", "10", "a")}
+
+
+def test_what_cannot_be_true_makes_no_series_and_leaves_those_that_there_are() -> None:
+    family = Family(GAUGE, Tally())
+    family.replace(SCOPE, {"a": 1.0, "b": math.nan, "c": -1.0}, 1.0)
+    assert values(family) == {"a": 1.0}
+    family.replace(SCOPE, {"a": math.nan, "b": 2.0}, 2.0)
+    assert values(family) == {"a": 1.0, "b": 2.0}
+    family.replace(SCOPE, {"b": 3.0}, 3.0)
+    assert values(family) == {"b": 3.0}
+    assert family.rejects == {("vllm.test.gauge", "not_finite"): 2, ("vllm.test.gauge", "negative"): 1}
+
+
+def test_what_cannot_be_true_takes_no_place_from_others() -> None:
+    family = Family(GAUGE, Tally())
+    family.replace(SCOPE, {**dict.fromkeys("abc", math.nan), **dict.fromkeys("xyz", 1.0)}, 1.0)
+    assert values(family) == {"x": 1.0, "y": 1.0, "z": 1.0}
+
+
+def test_of_the_rest_past_a_cap_only_what_can_be_true_adds_up() -> None:
+    family = Family(GAUGE, Tally())
+    family.replace(SCOPE, {**dict.fromkeys("abcd", 1.0), "e": math.nan, "f": 4.0}, 1.0)
+    assert values(family)[OTHER] == 5.0
+
+
+def test_a_sum_of_the_rest_that_cannot_be_true_is_not_shown() -> None:
+    family = Family(Gauge("vllm.test.share", "", "Help.", limit=1.0, labels=(Label("who", cap=1),)), Tally())
+    family.replace(SCOPE, dict.fromkeys("abc", 0.75), 1.0)
+    assert values(family) == {"a": 0.75}
+    assert family.rejects == {("vllm.test.share", "absurd"): 1}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1.5])
+def test_a_first_value_that_cannot_be_true_is_not_shown_as_nothing(value: float) -> None:
+    see = Sight(collect(step(running=1, kv_cache_usage=value)))
+    assert see("vllm_kv_cache_usage_ratio", **ENGINE) is None
+    assert see("vllm_engine_requests_running", **ENGINE) == 1
 
 
 @given(st.lists(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.integers(0, 9)), max_size=12))

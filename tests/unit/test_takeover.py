@@ -5,6 +5,7 @@ Each records on our own runtime what it is told to, over a stand-in for vLLM; th
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -24,7 +25,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.builders import MODEL, iteration_stats, request_stats
 from tests.unit.fake_vllm import FakeVllm, make_config
 from tests.unit.otlp import HOST, free_port, wait_until
+from vllm_vitals.collector.merge import LONGEST_HOLD, REST
 from vllm_vitals.election import Election, _started
+from vllm_vitals.settings import WireSettings
+from vllm_vitals.wire.courier import Courier
+from vllm_vitals.wire.messages import PROTOCOL, Hello
+from vllm_vitals.wire.outage import Outage
+from vllm_vitals.wire.outbox import Outbox
+from vllm_vitals.wire.receiver import TICK
 
 ROOT = Path(__file__).parents[2]
 SERVERS = 3
@@ -34,6 +42,8 @@ TOKENS = (3, 5, 7)
 """What a step brings in the server of each rank, in either of its engines; one request ends in each step."""
 PROMPTLY = 20.0
 """Seconds within which all is as it should be again, on a busy machine; on a quiet one it is less than 5."""
+RECOVERY = 5.0
+"""Seconds within which all is as it should be again, as far as that is for us to say."""
 GONE = 5.0
 """Seconds for which a process has to be away until its engines are gone."""
 
@@ -364,6 +374,63 @@ def test_a_killed_host_that_is_started_again_joins_the_one_that_took_over(deploy
     third.record(6)
     deployment.settle(totals(5, None, 6))
     wait_until(lambda: (again.leads, third.leads) == (True, False))
+
+
+class Waits:
+    """Stands in for the event on which a thread waits between two tries: it notes for how long, and nobody waits."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        """Let the event be set after so many waits."""
+        self.seconds: list[float] = []
+        self._most = most
+
+    def is_set(self) -> bool:
+        return len(self.seconds) >= self._most
+
+    def wait(self, seconds: float) -> bool:
+        self.seconds.append(seconds)
+        return self.is_set()
+
+
+def seconds_to_lead(rank: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return for how long a server of a rank looks on, once there is no collector, until it leads."""
+    waits, led = Waits(), threading.Event()
+    election = Election(directory / "d" / "s.sock", rank, lambda: False, led.set)
+    monkeypatch.setattr(election, "_stopped", waits)
+    election._run()
+    election.abandon()
+    assert led.is_set()
+    return math.fsum(waits.seconds)
+
+
+def longest_rest(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the longest time between two tries to connect, of many in vain."""
+    waits = Waits(100)
+    courier = Courier(nobody, lambda: Hello(PROTOCOL, "p", "0", 1, []), Outbox(2**20), Outage(nobody, 2**20))
+    monkeypatch.setattr(courier, "_ending", waits)
+    monkeypatch.setattr("vllm_vitals.wire.courier.random", SimpleNamespace(uniform=lambda _, most: most))
+    courier._run()
+    return max(waits.seconds)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 63])
+def test_by_its_schedule_a_takeover_is_over_within_five_seconds(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is waited for, at the longest; what the machine takes to do its work comes on top."""
+    batch = WireSettings().interval
+    away = batch + seconds_to_lead(rank, tmp_path, monkeypatch) + longest_rest(tmp_path / "none", monkeypatch)
+    # That the collector is gone shows at the latest when a batch cannot be sent. What was recorded before is then sent at
+    # once, and shown with the next batch, unless it is so young that steps of others may come that belong before it.
+    assert max(away, LONGEST_HOLD) + batch < RECOVERY
+
+
+def test_by_its_schedule_a_collector_that_is_there_again_has_everything_within_five_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar that is started again, or that has just looked for its socket when somebody deletes that."""
+    reached = TICK + longest_rest(tmp_path / "none", monkeypatch)
+    assert reached + LONGEST_HOLD + REST + WireSettings().interval < RECOVERY
 
 
 def test_whoever_is_left_takes_the_lead_within_seconds(tmp_path: Path) -> None:

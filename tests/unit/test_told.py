@@ -1,5 +1,6 @@
 """What is written down in one process and read in another is what would have been read at once."""
 
+import tracemalloc
 from collections.abc import Sequence
 from enum import Enum, IntEnum
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_hostile import COMPLETE, full, iterations, schedulers, shown, values
+from tests.unit.test_hostile import COMPLETE, REQUEST, full, iterations, schedulers, shown, values
 from vllm_vitals.feed.tap import Tap
-from vllm_vitals.step import Dialect, Record, Step, Unread
+from vllm_vitals.step import LARGEST_CONTENT, Dialect, Health, Record, Step, Unread
+from vllm_vitals.vllm import recall
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.recall import Recall
 from vllm_vitals.vllm.told import OBJECTS, Bearer, write
@@ -54,7 +56,7 @@ def told(calls: list[Any], dialect: Dialect) -> tuple[list[Record], list[Record]
     for _, *call in calls:
         tap.record(*call)
     kept = [(clock, *kept[1:]) for (clock, *_), kept in zip(calls, tap.queue, strict=True)]
-    sent = [dialect, *Bearer(dialect.model, Reader.of(dialect, quiet)).bear(kept, EPOCH)]
+    sent = [dialect, *Bearer(dialect.tap, Reader.of(dialect, quiet)).bear(kept, EPOCH)]
     return sent, Recall().read("p", over_the_wire(sent), EPOCH, lambda: None)
 
 
@@ -117,3 +119,69 @@ def test_what_vllm_holds_is_left_as_it_is() -> None:
     stats = SimpleNamespace(inter_token_latencies_iter=[0.25] * 1000)
     write((1.0, None, stats, None, 0))
     assert stats.inter_token_latencies_iter == [0.25] * 1000
+
+
+def ended_without_a_token(number: int) -> Unread:
+    """Return what is told of a request that ended without a token, and whose first-token time is its duration."""
+    ended = request("stop", num_generation_tokens=0, e2e_latency=5.0, prefill_time=1.0)
+    return Unread(number, 10.0, write((0.0, None, SimpleNamespace(finished_requests=[ended]), None, 0)))
+
+
+def test_each_of_two_that_serve_one_model_is_read_in_its_own_way() -> None:
+    """A pooling model's requests end without a token by design; of another's such a one has no prefill."""
+    given_ = [Dialect("m", 0.0, tap=0, pooling=True), Dialect("m", 0.0, tap=1),
+              *map(ended_without_a_token, (0, 1, 0, 1))]  # fmt: skip
+    read = steps(Recall().read("p", over_the_wire(given_), EPOCH, quiet))
+    assert [each.finished[0].prefill for each in read] == [1.0, None, 1.0, None]
+
+
+def test_each_process_is_read_in_its_own_way() -> None:
+    both = Recall()
+    for process, pooling in (("p", True), ("q", False)):
+        both.read(process, [Dialect("m", 0.0, pooling=pooling)], EPOCH, quiet)
+    read = [each for process in "pq" for each in both.read(process, [ended_without_a_token(0)], EPOCH, quiet)]
+    assert [each.finished[0].prefill for each in steps(read)] == [1.0, None]
+
+
+def test_a_process_that_is_gone_is_forgotten() -> None:
+    one = Recall()
+    one.read("p", [Dialect("m", 0.0)], EPOCH, quiet)
+    one.forget("p")
+    assert one.read("p", [ended_without_a_token(0)], EPOCH, quiet) == [Health(dropped=1, errors={"wire": 1})]
+
+
+def nested(size: int) -> bytes:
+    """Return content of so many bytes that holds one Python object for each of them."""
+    return b"\x94\x00\xc0\xc0\xdd" + (size - 9).to_bytes(4, "big") + b"\x90" * (size - 9)
+
+
+def test_little_nonsense_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "AT_ONCE", 1 << 13)
+    reader = Recall()
+    reader.read("p", [Dialect("m", 0.0)], EPOCH, quiet)
+    records = [Unread(0, 1.0, nested(1 << 12)) for _ in range(32)]
+    tracemalloc.start()
+    try:
+        reader.read("p", records, EPOCH, quiet)
+        assert tracemalloc.get_traced_memory()[1] < 200 * (1 << 13)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sizes", [[1], [5, 5], [5, 6], [11], [11, 11], [1, 9, 1, 11, 10], [0, 0, 20, 0]])
+def test_as_many_are_read_together_as_may_be(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "AT_ONCE", 10)
+    records = [Unread(0, float(place), bytes(size)) for place, size in enumerate(sizes)]
+    parts = list(recall._portions(records))
+    assert [each for part in parts for each in part] == records
+    assert all(len(part) == 1 or sum(len(each.content) for each in part) <= 10 for part in parts)
+    first = [part[0] for part in parts[1:]]
+    assert all(
+        sum(len(each.content) for each in [*part, after]) > 10 for part, after in zip(parts, first, strict=False)
+    )
+
+
+def test_many_requests_that_end_at_once_can_be_told() -> None:
+    ended = SimpleNamespace(**{**dict.fromkeys(REQUEST, 12345.678), "request_id": "chatcmpl-" + 32 * "0"})
+    content = write((0.0, None, SimpleNamespace(finished_requests=[ended] * 4096), None, 0))
+    assert len(content) < LARGEST_CONTENT

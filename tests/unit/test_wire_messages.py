@@ -1,5 +1,6 @@
 """Whatever is sent comes out as it went in, and nothing but what may be sent comes out."""
 
+import math
 from array import array
 from typing import Any
 
@@ -10,7 +11,7 @@ from msgspec import msgpack
 
 from tests.unit.builders import examples, facts, step
 from tests.unit.wire import GREETING, RECORDS, numbered
-from vllm_vitals.step import Record, Step
+from vllm_vitals.step import LARGEST_CONTENT, MOST_TAPS, Record, Step, Unread
 from vllm_vitals.wire.frames import UNKNOWN, WireError
 from vllm_vitals.wire.messages import (
     MOST_RECORDS,
@@ -27,6 +28,8 @@ from vllm_vitals.wire.messages import (
     protocol_of,
 )
 
+NEVER = (math.nan, math.inf, -math.inf, -1.0, 1e300)
+"""What no clock shows."""
 WELCOME = Welcome(PROTOCOL, "collector", 0)
 
 
@@ -36,6 +39,11 @@ def as_batch(**fields: Any) -> bytes:
     return msgpack.encode({"type": "Batch", "sequence": 1, "until": 0.0, "records": [record]})
 
 
+def with_record(kind: str, **fields: Any) -> bytes:
+    """Return a batch with one record that has these fields, whatever they are."""
+    return msgpack.encode({"type": "Batch", "sequence": 1, "until": 0.0, "records": [{"type": kind, **fields}]})
+
+
 @examples(200)
 @given(st.lists(RECORDS, max_size=5))
 def test_any_records_arrive_as_they_were(records: list[Record]) -> None:
@@ -43,6 +51,11 @@ def test_any_records_arrive_as_they_were(records: list[Record]) -> None:
     assert from_client(encode(batch)) == batch
     hello = Hello(PROTOCOL, "process", "3", 4711, records)
     assert from_client(encode(hello)) == hello
+
+
+def test_as_much_as_may_be_can_be_left_unread() -> None:
+    batch = Batch(1, 0.0, [Unread(MOST_TAPS - 1, 1.0, bytes(LARGEST_CONTENT))])
+    assert from_client(encode(batch)) == batch
 
 
 def test_arrays_stay_arrays_to_the_last_bit() -> None:
@@ -72,8 +85,10 @@ def test_each_direction_has_its_own_messages(message: Any) -> None:
         msgpack.encode({"type": "Batch", "sequence": 1, "until": float("nan"), "records": []}),
         msgpack.encode({"type": "Batch", "sequence": 1, "until": float("inf"), "records": []}),
         msgpack.encode({"type": "Batch", "sequence": 1, "until": 0.0, "records": [{"type": "Other"}]}),
-        msgpack.encode({"type": "Hello", "protocol": 1, "process": "", "name": "0", "pid": 1, "records": []}),
-        msgpack.encode({"type": "Hello", "protocol": 1, "process": "p", "name": "0" * 65, "pid": 1, "records": []}),
+        msgpack.encode({"type": "Hello", "protocol": PROTOCOL, "process": "", "name": "0", "pid": 1, "records": []}),
+        msgpack.encode(
+            {"type": "Hello", "protocol": PROTOCOL, "process": "p", "name": "0" * 65, "pid": 1, "records": []}
+        ),
         as_batch(running="many"),
         as_batch(running=True),
         as_batch(inter_token_latencies=[0.1]),
@@ -83,6 +98,17 @@ def test_each_direction_has_its_own_messages(message: Any) -> None:
         as_batch(inter_token_latencies=b"1234567"),
         as_batch().replace(b"\xa1m", b"\xa1\xff"),
         as_batch(model=1),
+        *(as_batch(clock=odd) for odd in NEVER),
+        *(as_batch(time=odd) for odd in NEVER),
+        as_batch(age=math.nan),
+        as_batch(age=math.inf),
+        *(as_batch(finished=[{"reason": "stop", "time": odd}]) for odd in NEVER),
+        *(with_record("Sleep", model="m", engine="0", state="awake", clock=odd) for odd in NEVER),
+        *(with_record("Unread", tap=0, clock=odd, content=b"") for odd in NEVER),
+        *(with_record("Unread", tap=odd, clock=0.0, content=b"") for odd in (-1, MOST_TAPS)),
+        *(with_record("Dialect", model="m", born=0.0, tap=odd) for odd in (-1, MOST_TAPS)),
+        with_record("Dialect", model="m", born=math.nan),
+        with_record("Unread", tap=0, clock=0.0, content=bytes(LARGEST_CONTENT + 1)),
         as_batch() + b"\x00",
         b"\x91" * 100_000,
     ],

@@ -186,7 +186,7 @@ def test_another_protocol_is_refused_by_name(
     client.send(replace(GREETING, protocol=9))
     refusal = client.hear()
     assert isinstance(refusal, Refusal)
-    assert "process speaks protocol 9, the collector 1" in refusal.reason
+    assert f"process speaks protocol 9, the collector {PROTOCOL}" in refusal.reason
     assert client.ended()
     wait_until(lambda: collector.broken == 1)
     assert refusal.reason in caplog.text

@@ -230,7 +230,7 @@ def test_who_connects_says_first_what_is_so(collecting: Collect, sending: Send) 
 
 def test_a_new_collector_gets_what_nobody_said_to_have(scripted: Scripted, sending: Send) -> None:
     sender = sending()
-    conn, frames, _ = scripted.accept(Welcome(1, "first", 0))
+    conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "first", 0))
     for number in (1, 2, 3):
         sender.add([step(float(number))], lambda: None)
         sender.flush(1.0)
@@ -238,7 +238,7 @@ def test_a_new_collector_gets_what_nobody_said_to_have(scripted: Scripted, sendi
         assert from_client(receive(conn, frames)).sequence == number
     deliver(conn, encode(Taken(1)))
     conn.close()
-    conn, frames, _ = scripted.accept(Welcome(1, "second", 0))
+    conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "second", 0))
     assert [from_client(receive(conn, frames)).sequence for _ in range(2)] == [2, 3]
     conn.close()
 
@@ -247,11 +247,11 @@ def test_the_same_collector_does_not_get_again_what_it_has(scripted: Scripted, s
     sender = sending()
     sender.add(numbered(0, 2), lambda: None)
     sender.flush(1.0)
-    conn, _, first = scripted.accept(Welcome(1, "collector", 0))
+    conn, _, first = scripted.accept(Welcome(PROTOCOL, "collector", 0))
     conn.close()
     sender.add(numbered(2, 4), lambda: None)
     sender.flush(2.0)
-    conn, frames, second = scripted.accept(Welcome(1, "collector", 1))
+    conn, frames, second = scripted.accept(Welcome(PROTOCOL, "collector", 1))
     assert from_client(receive(conn, frames)).records == numbered(2, 4)
     assert first.process == second.process
     conn.close()
@@ -355,7 +355,7 @@ def test_a_collector_that_comes_a_little_later_is_no_outage(
 
 
 @pytest.mark.parametrize(
-    "answer", [Refusal("the process speaks protocol 1, the collector 2"), Welcome(2, "c", 0), Taken(1)]
+    "answer", [Refusal("the process speaks protocol 1, the collector 2"), Welcome(PROTOCOL - 1, "c", 0), Taken(1)]
 )
 def test_without_a_welcome_nothing_is_sent(
     scripted: Scripted, sending: Send, answer: Any, caplog: pytest.LogCaptureFixture
@@ -376,14 +376,14 @@ def test_without_a_welcome_nothing_is_sent(
 @pytest.mark.parametrize("garbage", [frame(b"\xc1"), b"\xff" * 8])
 def test_a_collector_that_talks_nonsense_is_left(scripted: Scripted, sending: Send, garbage: bytes) -> None:
     sender = sending()
-    conn, _, _ = scripted.accept(Welcome(1, "c", 0))
+    conn, _, _ = scripted.accept(Welcome(PROTOCOL, "c", 0))
     conn.sendall(garbage)
     sender.add([step()], lambda: None)
     sender.flush(1.0)
     while conn.recv(1000):
         pass
     conn.close()
-    conn, frames, _ = scripted.accept(Welcome(1, "c", 0))
+    conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "c", 0))
     assert from_client(receive(conn, frames)).records == [step()]
     conn.close()
 

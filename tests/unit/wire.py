@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from tests.unit.builders import step
@@ -125,8 +125,7 @@ def kinds(kind: Any) -> st.SearchStrategy[Any]:
     if kind in simple:
         return simple[kind]
     if get_origin(kind) is Annotated:
-        (limits,) = kind.__metadata__
-        return st.integers(limits.ge, limits.lt - 1)
+        return limited(*get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Struct) and get_origin(kind) is None:
         return structs(kind)
     origin, arguments = get_origin(kind), [kinds(each) for each in get_args(kind) if each is not Ellipsis]
@@ -135,6 +134,15 @@ def kinds(kind: Any) -> st.SearchStrategy[Any]:
     if origin is dict:
         return st.dictionaries(*arguments, max_size=3)
     return st.lists(*arguments, max_size=3).map(origin)
+
+
+def limited(kind: type, limits: Meta) -> st.SearchStrategy[Any]:
+    """Return values of a type within its limits."""
+    if kind is int:
+        return st.integers(limits.ge, limits.lt - 1)  # type: ignore[operator,arg-type]
+    if kind is float:
+        return st.floats(limits.ge, limits.le)
+    return kinds(kind)
 
 
 def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:

@@ -136,15 +136,13 @@ spec:
   ports:
     - name: vitals
       containerPort: {{ int .Values.exporters.prometheus.port }}
+  livenessProbe:
+    {{- include "vllm-vitals.sidecarProbe" (list . "/healthz") | nindent 4 }}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
   readinessProbe:
-    {{- if .Values.exporters.prometheus.tls.clientCASecret }}
-    tcpSocket: {port: vitals}
-    {{- else }}
-    httpGet:
-      path: /readyz
-      port: vitals
-      scheme: {{ .Values.exporters.prometheus.tls.enabled | ternary "HTTPS" "HTTP" }}
-    {{- end }}
+    {{- include "vllm-vitals.sidecarProbe" (list . "/readyz") | nindent 4 }}
     periodSeconds: 10
   {{- end }}
   securityContext:
@@ -160,6 +158,18 @@ spec:
     {{- with include "vllm-vitals.exportMounts" . | trim }}
     {{- . | nindent 4 }}
     {{- end }}
+{{- end -}}
+
+{{- define "vllm-vitals.sidecarProbe" -}}
+{{- $prometheus := (first .).Values.exporters.prometheus -}}
+{{- if $prometheus.tls.clientCASecret -}}
+tcpSocket: {port: vitals}
+{{- else -}}
+httpGet:
+  path: {{ last . }}
+  port: vitals
+  scheme: {{ $prometheus.tls.enabled | ternary "HTTPS" "HTTP" }}
+{{- end }}
 {{- end -}}
 
 {{- define "vllm-vitals.vllmEnv" -}}

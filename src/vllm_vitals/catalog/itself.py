@@ -21,7 +21,8 @@ STEPS = Counter(
     of=Step, read=lambda s: float(s.counts),
 )  # fmt: skip
 DROPPED = Counter(
-    "vitals.steps.dropped", "{step}", "Steps lost because a queue was full: that between vLLM and the feeder, or what waits for a collector elsewhere.",
+    "vitals.steps.dropped", "{step}", "Steps lost because a queue was full, that between vLLM and the feeder or what waits for a collector elsewhere, or because that "
+    "collector could not read them.",
     of=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(

@@ -24,8 +24,9 @@ The first of these that says something wins:
 
 They are read once, when vLLM makes the plugin. A wrong setting never stops vLLM: the log says in one line which
 setting it is, the value and what is allowed, and the exporter whose section it is in stays off, or all of the plugin
-if it is in none. With `VITALS_STRICT=true` vLLM fails to start instead. A name in the file, or within a section, that does not exist is an error like any other; a `VITALS_*`
-variable of an unknown name is only warned of, since Kubernetes makes such variables for services.
+if it is in none. With `VITALS_STRICT=true` vLLM fails to start instead. A name in the file, or within a section, that
+does not exist is an error like any other, and so is a key that is given twice; a `VITALS_*` variable of an unknown
+name is only warned of, since Kubernetes makes such variables for services.
 
 A variable whose value begins with `{` or `[` is read as JSON.
 

@@ -264,7 +264,7 @@ class Collector:
         for facts in records:
             if "pooling" in facts.features:
                 self._pooling.add(facts.model)
-            bounds = plan(facts.max_model_len, facts.buckets, self._settings.buckets)
+            bounds = self._plan(facts)
             engine = self._engine(facts.model, facts.engine, bounds)
             engine.learn(facts)
             self._costs.prepare(engine)
@@ -274,7 +274,17 @@ class Collector:
             self._write(engine.rules[Facts], [facts], time.time(), pause)
             self._put(UP, engine.scope, (), 1.0)
             if facts.kv_cache_tokens:
-                self.store[KV_FREE].number(engine.scope).set(facts.kv_cache_tokens, 0.0)  # older than any step
+                self.store[KV_FREE].put(engine.scope, (), facts.kv_cache_tokens, 0.0)  # older than any step
+
+    def _plan(self, facts: Facts) -> dict[str, tuple[float, ...]]:
+        """Return the bounds of an engine's buckets, without those that it tells if they are none."""
+        try:
+            return plan(facts.max_model_len, facts.buckets, self._settings.buckets)
+        except ValueError as error:
+            message = "Engine %.100r of %.100r has buckets that cannot be used, so it has the usual ones: %.300s"
+            log_once(logging.ERROR, message, facts.engine, facts.model, error, key="buckets")
+            self.count_error("collect")
+            return plan(facts.max_model_len, self._settings.buckets)
 
     def _add_sleeps(self, records: Sequence[Sleep], pause: Callable[[], None]) -> None:
         for sleep in records:
@@ -360,7 +370,7 @@ class Collector:
         return scope_key(metric.scope, model, engine, (operation, settings.provider_name))
 
     def _put(self, metric: Metric[Any], scope: tuple[str, ...], own: tuple[str, ...], value: float) -> None:
-        self.store[metric].number(scope, own).set(value, time.time())
+        self.store[metric].put(scope, own, value, time.time())
 
 
 def _value(cell: Cell | None) -> float:

@@ -46,4 +46,4 @@ class ConnectorWriter(Writer):
             if values:
                 number.add(*values)
         elif values and not late:
-            family.number(self.scope, labels).set(values[-1], time)
+            family.put(self.scope, labels, values[-1], time)

@@ -13,6 +13,7 @@ import msgspec
 
 from vllm_vitals.collector.abandoned import SKEW
 from vllm_vitals.collector.collector import Collector, EngineKey
+from vllm_vitals.feed.clock import epoch
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.step import Facts, Gap, Gone, Record, Sleep, Step
 from vllm_vitals.vllm.recall import Recall
@@ -22,6 +23,9 @@ LONGEST_HOLD = 1.0
 
 REST = 0.25
 """Seconds between two times that steps are added up, where nobody serves: what comes meanwhile is added up together."""
+
+AHEAD = 1.0
+"""Seconds by which a step may be ahead of this process's clock, which is the same for all of a host: none is."""
 
 AWAKE = 1.0
 """Seconds after which a process has heard all that waited for it, had it been stopped before."""
@@ -83,8 +87,9 @@ class Merger:
         with self._lock:
             member = self._members.setdefault(process, Member())
             member.tell(until)
-            records = self._recall.read(process, records, time.time() - time.monotonic(), pause)
-            passed = [record for record in records if self._passes(record, member)]
+            records = self._recall.read(process, records, epoch(), pause)
+            latest = time.monotonic() + AHEAD
+            passed = [record for record in records if self._passes(record, member, latest)]
             if any(isinstance(record, Gone) for record in passed):
                 self._release(pause, until=math.inf)  # what an engine did before it went
             self._collector.add(passed, pause)
@@ -115,18 +120,17 @@ class Merger:
     def _pace(self) -> Callable[[], None]:
         return Pace().breathe if self._serves else _go_on
 
-    def _passes(self, record: Record, member: Member) -> bool:
-        """Tell whether a record goes to the collector at once."""
+    def _passes(self, record: Record, member: Member, latest: float) -> bool:
+        """Tell whether a record goes to the collector at once; `latest`: no clock that makes sense is beyond it."""
         if isinstance(record, Step):
+            if not record.clock <= latest:  # it would hold itself, and what is not a number all others, for good
+                record.clock = latest
             heappush(self._held, (record.clock, next(self._serial), record))
             return False
         if isinstance(record, Facts):
             return self._is_news(record, member)
         if isinstance(record, Sleep):
-            key = (record.model, record.engine)
-            latest = record.clock >= self._slept.get(key, 0.0)
-            self._slept[key] = max(record.clock, self._slept.get(key, 0.0))
-            return latest
+            return self._is_newest(record, latest)
         if isinstance(record, Gap):
             self._collector.lose(member.engines, time.monotonic())
             return False
@@ -134,6 +138,14 @@ class Merger:
             member.engines.discard((record.model, record.engine))
             return self._is_gone((record.model, record.engine))
         return True
+
+    def _is_newest(self, sleep: Sleep, latest: float) -> bool:
+        """Tell whether no later state of its engine is known, and this one is not of the future."""
+        key = (sleep.model, sleep.engine)
+        newest = self._slept.get(key, 0.0) <= sleep.clock <= latest
+        if newest:
+            self._slept[key] = sleep.clock
+        return newest
 
     def _is_news(self, facts: Facts, member: Member) -> bool:
         """Tell whether facts are not those that another process of the engine has told."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, cast
 
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
-from vllm_vitals.collector.cells import Cell, HistogramCell, NumberCell, Rejects
+from vllm_vitals.collector.cells import Cell, HistogramCell, NumberCell, Rejects, fault
 from vllm_vitals.step import OTHER
 
 LONGEST_LABEL = 256
@@ -28,6 +28,11 @@ class Family:
         """Return a counter's or gauge's cell, new when there is none; past a label's cap it is that of `_other`."""
         return cast("NumberCell", self.cells.get((*scope, *own)) or self._new(scope, own, ()))
 
+    def put(self, scope: Key, own: Sequence[str], value: float, time: float) -> None:
+        """Set a gauge; a value that cannot be true is refused and counted, and makes no series."""
+        if self._believes(value):
+            self.number(scope, own).set(value, time)
+
     def histogram(self, scope: Key, own: Sequence[str], bounds: tuple[float, ...]) -> HistogramCell:
         """Return a histogram's cell, new when there is none; past a label's cap it is that of `_other`."""
         return cast("HistogramCell", self.cells.get((*scope, *own)) or self._new(scope, own, bounds))
@@ -39,15 +44,26 @@ class Family:
                 cell.settle()
 
     def _new(self, scope: Key, own: Sequence[str], bounds: tuple[float, ...]) -> Cell:
+        return self._at(self._place(scope, own), bounds)
+
+    def _place(self, scope: Key, own: Sequence[str]) -> Key:
+        """Return where a series is kept: past a cap together with others."""
         if scope not in self._scopes and len(self._scopes) >= MOST_SCOPES:
             scope = tuple(OTHER for _ in scope)
         self._scopes.add(scope)
         places = zip(self._seen, self.metric.labels, own, strict=True)
-        labels = [self._admit(seen, label, value) for seen, label, value in places]
-        key = (*scope, *labels)
+        return (*scope, *(self._admit(seen, label, value) for seen, label, value in places))
+
+    def _at(self, key: Key, bounds: tuple[float, ...] = ()) -> Cell:
         if key not in self.cells:
             self.cells[key] = self._make(bounds)
         return self.cells[key]
+
+    def _believes(self, value: float) -> bool:
+        """Tell whether a value can be true, and count one that cannot."""
+        if reason := fault(value, self.metric.limit):
+            self.rejects[self.metric.name, reason] += 1
+        return not reason
 
     @staticmethod
     def _admit(seen: set[str], label: Label, value: str) -> str:
@@ -65,15 +81,20 @@ class Family:
         return NumberCell(self.metric.name, self.metric.limit, self.rejects)
 
     def replace(self, scope: Key, values: Mapping[Any, float], time: float) -> None:
-        """Set every series of a scope at once; series that are not named go away. Values beyond a cap add up."""
+        """Set every series of a scope at once; series that are not named go away. Values beyond a cap add up.
+
+        A value that cannot be true is refused and counted: a series that there is stays as it was, and none is made.
+        """
         named = {own if isinstance(own, tuple) else (own,): value for own, value in values.items()}
         self.drop(scope, keep=named)
-        merged: dict[int, tuple[NumberCell, float]] = {}
+        merged: dict[Key, float] = {}
         for own, value in named.items():
-            cell = self.number(scope, own)
-            merged[id(cell)] = (cell, merged.get(id(cell), (cell, 0.0))[1] + value)
-        for cell, value in merged.values():
-            cell.set(value, time)
+            if self._believes(value):
+                key = (*scope, *own) if (*scope, *own) in self.cells else self._place(scope, own)
+                merged[key] = merged.get(key, 0.0) + value
+        for key, value in merged.items():
+            if self._believes(value):
+                cast("NumberCell", self._at(key)).set(value, time)
 
     def drop(self, scope: Key, keep: Collection[Key] = ()) -> None:
         """Remove the series of a scope, except those of label values to keep, and free the places of values in neither."""

@@ -60,7 +60,7 @@ class GaugeWriter(Writer):
                 return
 
     def _set(self, value: Any, time: float) -> None:
-        self.family.number(self.scope).set(value, time)
+        self.family.put(self.scope, (), value, time)
 
 
 class LabelledGaugeWriter(GaugeWriter):

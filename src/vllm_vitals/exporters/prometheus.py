@@ -1,4 +1,4 @@
-"""The scrape endpoint: `/metrics` and `/healthz` on our own port, off vLLM's event loop."""
+"""The scrape endpoint: `/metrics`, `/healthz` and `/readyz` on our own port, off vLLM's event loop."""
 
 import errno
 import logging
@@ -107,13 +107,14 @@ class PrometheusExporter:
         settings: PrometheusSettings,
         problem: Callable[[], str],
         native_registry: Callable[[], Any] | None = None,
+        ended: Callable[[], str] | None = None,
     ) -> None:
-        """`problem`: see `ScrapeApp`. `native_registry` gives the registry behind vLLM's own /metrics."""
+        """`problem`, `ended`: see `ScrapeApp`. `native_registry` gives the registry behind vLLM's own /metrics."""
         self._settings = settings
         self._joined = VitalsCollector(collector) if settings.join_native else None
         self._servers: list[Server] = []
         self._stopped = threading.Event()
-        self._app = ScrapeApp(collector, problem, native_registry if settings.include_native else None)
+        self._app = ScrapeApp(collector, problem, native_registry if settings.include_native else None, ended)
 
     @property
     def ports(self) -> list[int]:

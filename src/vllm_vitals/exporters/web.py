@@ -31,14 +31,19 @@ class ScrapeApp:
     """A WSGI application over one collector; any number of threads may call it."""
 
     def __init__(
-        self, collector: Collector, problem: Callable[[], str], native_registry: Callable[[], Any] | None
+        self,
+        collector: Collector,
+        problem: Callable[[], str],
+        native_registry: Callable[[], Any] | None,
+        ended: Callable[[], str] | None = None,
     ) -> None:
         """`problem` tells why nothing comes in, `""` when all is well.
 
-        `native_registry` gives the registry whose metrics are served after ours, `None` for none.
+        `native_registry` gives the registry whose metrics are served after ours, `None` for none. `ended` tells what
+        only a restart mends, `""` when there is nothing; unless given, it is what `problem` tells.
         """
         self._collector = collector
-        self._problem = problem
+        self._troubles = {"/healthz": ended or problem, "/readyz": problem}
         self._native = Apart(lambda: _families(native_registry()), "vitals-native") if native_registry else None
         self._rendering = threading.Lock()
         self._renderers: dict[bool, Renderer] = {}
@@ -55,8 +60,8 @@ class ScrapeApp:
         path = environ.get("PATH_INFO", "").rstrip("/")
         if path == "/metrics":
             return self._metrics(environ)
-        if path in ("/healthz", "/readyz"):
-            return self._health()
+        if path in self._troubles:
+            return _health(self._troubles[path]())
         return "404 Not Found", [("Content-Type", PLAIN)], b"there are /metrics, /healthz and /readyz\n"
 
     def _metrics(self, environ: Environ) -> Answer:
@@ -112,11 +117,11 @@ class ScrapeApp:
         if self._native is not None:
             self._native.end()
 
-    def _health(self) -> Answer:
-        problem = self._problem()
-        if problem:
-            return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{problem}\n".encode()
-        return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
+
+def _health(trouble: str) -> Answer:
+    if trouble:
+        return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{trouble}\n".encode()
+    return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
 
 
 def _wanted(names: list[str]) -> Callable[[str], bool]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vllm_vitals.feed.clock import epoch
 from vllm_vitals.feed.pace import Pace, let_go
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.feed.watch import Watch
@@ -177,7 +178,7 @@ class Feed:
         """Take so many calls from a tap and read them."""
         calls = [source.tap.queue.popleft() for _ in range(count)]
         try:
-            return source.read(calls, time.time() - time.monotonic(), pause)
+            return source.read(calls, epoch(), pause)
         except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next steps count again
             self._errors["read"] += count
             log_once(logging.ERROR, "%d steps could not be read and are left out", count, key="read", traceback=True)

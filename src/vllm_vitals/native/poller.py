@@ -1,5 +1,6 @@
 """vLLM's page, again and again, into a collector of ours."""
 
+import logging
 import threading
 import time
 
@@ -7,7 +8,7 @@ from vllm_vitals.catalog import CATALOG, engine
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.native.download import DownloadError, shown
 from vllm_vitals.native.mapping import missing
 from vllm_vitals.native.names import COUNTERPARTS
@@ -49,7 +50,15 @@ class Poller:
 
     def problem(self) -> str:
         """Return why nothing comes in, `""` when all is well."""
-        return f"{self._shown} could not be fetched {self._failures} times in a row" if self._failures else ""
+        if ended := self.ended():
+            return ended
+        if self._failures:
+            return f"{self._shown} could not be fetched and read {self._failures} times in a row"
+        return "" if self._page.time else f"{self._shown} has not been fetched yet"
+
+    def ended(self) -> str:
+        """Return why nothing will ever come in, `""` while that is not so."""
+        return "" if self._thread.is_alive() else f"the thread that fetches {self._shown} has ended"
 
     def poll(self) -> None:
         """Fetch once and take in what came; gauges go while nothing comes."""
@@ -66,8 +75,9 @@ class Poller:
         while not self._stopped.is_set():
             try:
                 self.poll()
-            except Exception:  # noqa: BLE001 - the thread must go on
-                self._collector.error("read", "vLLM's own metrics could not be taken in", key="native-poll")
+            except Exception as error:  # noqa: BLE001 - the thread must go on
+                log_once(logging.ERROR, "vLLM's own metrics could not be taken in", key="native-poll", traceback=True)
+                self._fail(PageError(f"{self._shown}: {type(error).__name__}: {error}"))
             self._stopped.wait(self._interval)
 
     def _fail(self, error: Exception) -> None:

@@ -45,9 +45,10 @@ def _histograms(family: NativeMetric) -> Iterator[NativeSeries]:
     """Yield a series for each label set whose buckets are those of a histogram."""
     within: dict[Labels, dict[float, float]] = {}
     for sample in family.samples:
-        if sample.name.endswith("_bucket"):
+        edge = _edge(sample.labels.get("le", "")) if sample.name.endswith("_bucket") else None
+        if edge is not None:
             own = {name: value for name, value in sample.labels.items() if name != "le"}
-            within.setdefault(_labels(own), {})[float(sample.labels["le"])] = sample.value
+            within.setdefault(_labels(own), {})[edge] = sample.value
     sums = {_labels(sample.labels): sample.value for sample in family.samples if sample.name.endswith("_sum")}
     created = _created(family)
     for labels, buckets in within.items():
@@ -57,6 +58,15 @@ def _histograms(family: NativeMetric) -> Iterator[NativeSeries]:
             whole = tuple(map(int, counts))
             total = float(sums.get(labels, 0.0))
             yield NativeSeries(family.name, "histogram", labels, total, tuple(edges[:-1]), whole, created.get(labels))
+
+
+def _edge(text: str) -> float | None:
+    """Return the upper bound of a bucket, `None` where it tells none: any library may have written the page."""
+    try:
+        edge = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(edge) else edge
 
 
 def _created(family: NativeMetric) -> dict[Labels, float]:

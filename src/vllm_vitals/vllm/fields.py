@@ -18,6 +18,8 @@ import numpy as np
 from vllm_vitals.vllm.folded import MANY, fold, unfold
 
 MOST_INT = 2**62
+SHOWN = 200
+"""Bytes of what cannot be decoded that are shown."""
 Complain = Callable[[str, Any, str], None]
 """Takes the field, what it held and what was expected."""
 
@@ -141,8 +143,14 @@ class Fields:
         return quick or self.floats(values, field) or None, 1
 
     def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
-        quick = unpacked(bytes(values))
-        return self.floats(msgspec.msgpack.decode(values), field) if quick is None else quick
+        if (quick := unpacked(bytes(values))) is not None:
+            return quick
+        try:
+            decoded = msgspec.msgpack.decode(values)
+        except Exception:  # noqa: BLE001 - well-formed, but no text, no time, or a mapping by what is no key
+            self._complain(field, bytes(values)[:SHOWN], "a list of numbers")
+            return array("d")
+        return self.floats(decoded, field)
 
     def _each(self, values: Any, field: str) -> "array[float]":
         try:

@@ -7,9 +7,12 @@ from typing import Any
 
 from vllm_vitals.feed.feed import complain
 from vllm_vitals.logs import log_once
-from vllm_vitals.step import Dialect, Health, Record, Unread
+from vllm_vitals.step import Dialect, Health, Record, Step, Unread
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.told import recall
+
+AT_ONCE = 1 << 20
+"""Bytes that are read together at most, unless one step has more: in memory, nonsense takes up to 90 times as many."""
 
 
 class _Speaker:
@@ -18,45 +21,73 @@ class _Speaker:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self._errors = 0
+        self._dropped = 0
         self._reader = Reader.of(dialect, self._complain)
 
     def read(self, records: Sequence[Unread], epoch: float, pause: Callable[[], None]) -> Iterator[Record]:
         """Yield the steps, and what was wrong with them."""
-        calls = []
-        for record in records:
-            try:
-                calls.append(recall(record.content, record.clock, self.dialect.reasons))
-            except Exception as error:  # noqa: BLE001 - whatever the other end sent; the next steps count again
-                self._errors += 1
-                log_once(logging.ERROR, "A step that a serving process told cannot be read: %s", error, key="recall")
-            pause()
-        yield from self._reader.read(calls, epoch, pause) if calls else ()
+        for some in _portions(records):
+            yield from self._read(some, epoch, pause)
         if self._errors:
-            yield Health(errors={"read": self._errors}, process=self.dialect.process)
-            self._errors = 0
+            yield Health(dropped=self._dropped, errors={"read": self._errors}, process=self.dialect.process)
+            self._errors = self._dropped = 0
+
+    def _read(self, records: Sequence[Unread], epoch: float, pause: Callable[[], None]) -> Sequence[Step]:
+        """Return the steps of records: of all, or of all that can be read."""
+        errors = self._errors
+        try:
+            calls = []
+            for record in records:
+                calls.append(recall(record.content, record.clock, self.dialect.reasons))
+                pause()
+            return self._reader.read(calls, epoch, pause)
+        except Exception as error:  # noqa: BLE001 - whatever the other end sent; the next steps count again
+            if len(records) > 1:
+                self._errors = errors
+                return [step for record in records for step in self._read([record], epoch, pause)]
+            self._errors, self._dropped = errors + 1, self._dropped + 1
+            log_once(
+                logging.ERROR,
+                "A step that a serving process told cannot be read and is dropped: %r",
+                error,
+                key="recall",
+            )
+            return []
 
     def _complain(self, field: str, value: Any, expected: str) -> None:
         self._errors += 1
         complain(field, value, expected)
 
 
+def _portions(records: Sequence[Unread]) -> Iterator[Sequence[Unread]]:
+    """Cut records into as few parts as may be read together."""
+    first = size = 0
+    for place, record in enumerate(records):
+        if place > first and size + len(record.content) > AT_ONCE:
+            yield records[first:place]
+            first, size = place, 0
+        size += len(record.content)
+    yield records[first:]
+
+
 class Recall:
     """Reads what the processes of this host told. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._speakers: dict[tuple[str, str], _Speaker] = {}
+        self._speakers: dict[tuple[str, int], _Speaker] = {}
+        """By the process, and the number that it gave an `AsyncLLM`."""
 
     def read(self, process: str, records: Sequence[Record], epoch: float, pause: Callable[[], None]) -> list[Record]:
         """Return records in which everything is read; `epoch`: Unix seconds when the monotonic clock was 0."""
         if not any(isinstance(record, Unread | Dialect) for record in records):
             return list(records)
         known: list[Record] = []
-        for (kind, model), group in groupby(records, lambda record: (type(record), getattr(record, "model", ""))):
+        for (kind, tap), group in groupby(records, lambda record: (type(record), getattr(record, "tap", 0))):
             if kind is Dialect:
                 for dialect in group:
                     self._learn(process, dialect)
             elif kind is Unread:
-                known += self._of(process, model, list(group), epoch, pause)
+                known += self._of(process, tap, list(group), epoch, pause)
             else:
                 known += group
         return known
@@ -67,13 +98,11 @@ class Recall:
             del self._speakers[key]
 
     def _learn(self, process: str, dialect: Any) -> None:
-        self._speakers[process, dialect.model] = _Speaker(dialect)
+        self._speakers[process, dialect.tap] = _Speaker(dialect)
 
-    def _of(
-        self, process: str, model: str, told: list[Any], epoch: float, pause: Callable[[], None]
-    ) -> Iterator[Record]:
-        speaker = self._speakers.get((process, model))
+    def _of(self, process: str, tap: int, told: list[Any], epoch: float, pause: Callable[[], None]) -> Iterator[Record]:
+        speaker = self._speakers.get((process, tap))
         if speaker is None:  # it did not keep to the rules
-            yield Health(errors={"wire": len(told)})
+            yield Health(dropped=len(told), errors={"wire": len(told)})
             return
         yield from speaker.read(told, epoch, pause)

@@ -137,8 +137,9 @@ def _listed(value: Any) -> list[Any]:
 class Bearer:
     """Hands on what one `AsyncLLM` told; what could not be written down is read."""
 
-    def __init__(self, model: str, reader: Reader) -> None:
-        self._model = model
+    def __init__(self, tap: int, reader: Reader) -> None:
+        """`tap`: number of the `AsyncLLM`."""
+        self._tap = tap
         self._reader = reader
 
     def bear(
@@ -148,7 +149,7 @@ class Bearer:
         records: list[Unread | Step] = []
         for call in calls:
             if len(call) == 2:  # noqa: PLR2004 - it is written down
-                records.append(Unread(self._model, *call))
+                records.append(Unread(self._tap, *call))
             else:
                 records += self._reader.read([call], epoch, pause)
         calls.clear()

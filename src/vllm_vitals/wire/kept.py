@@ -18,7 +18,7 @@ class Known:
 
     def __init__(self) -> None:
         self._engines: dict[Key, dict[type, Record]] = {}
-        self._dialects: dict[str, Dialect] = {}
+        self._dialects: dict[int, Dialect] = {}
         """How each of the few `AsyncLLM`s of this process is to be read."""
         self._process: list[Record] = []
 
@@ -31,7 +31,7 @@ class Known:
             if key in self._engines or len(self._engines) < MOST:
                 self._engines.setdefault(key, {})[type(record)] = record
         elif isinstance(record, Dialect):
-            self._dialects[record.model] = record
+            self._dialects[record.tap] = record
         elif isinstance(record, Health) and record.detached is not None:
             self._process = [Health(process=record.process, detached=record.detached)]
 
@@ -40,9 +40,9 @@ class Known:
         engines = (record for said in self._engines.values() for record in said.values())
         return [*engines, *self._dialects.values(), *self._process]
 
-    def dialects(self, models: Iterable[str]) -> list[Record]:
-        """Return how to read what is told of models."""
-        return [self._dialects[model] for model in models if model in self._dialects]
+    def dialects(self, taps: Iterable[int]) -> list[Record]:
+        """Return how to read what is told of some `AsyncLLM`s."""
+        return [self._dialects[tap] for tap in taps if tap in self._dialects]
 
     def of(self, key: Key) -> list[Record]:
         """Return what is so of one engine: that it is gone if nothing is known."""
@@ -53,7 +53,7 @@ class Kept(Struct):
     """Of the records of a batch, or of several: whose state they told, and what has to be added up."""
 
     engines: set[Key] = set()
-    dialects: set[str] = set()
+    dialects: set[int] = set()
     rejections: dict[Key, int] = {}
     health: Health = field(default_factory=Health)
 
@@ -62,7 +62,7 @@ class Kept(Struct):
         if isinstance(record, Facts | Sleep | Gone):
             self._engine((record.model, record.engine))
         elif isinstance(record, Dialect):
-            self.dialects.add(record.model)
+            self.dialects.add(record.tap)
         elif isinstance(record, Rejection):
             self._reject((record.model, record.reason), record.count)
         elif isinstance(record, Health):

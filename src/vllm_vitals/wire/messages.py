@@ -7,10 +7,10 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, MsgspecError, Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from vllm_vitals.step import Floats, Record, floats
+from vllm_vitals.step import Clock, Floats, Record, floats
 from vllm_vitals.wire.frames import UNKNOWN, WireError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST_RECORDS = 4096
 """Records of one message."""
 LONGEST_REASON = 300
@@ -44,7 +44,7 @@ class Batch(Struct, frozen=True, tag=True):
     """Records, oldest first. Sequences only grow; `until`: monotonic seconds up to which all has been told."""
 
     sequence: Annotated[int, Meta(gt=0)]
-    until: Annotated[float, Meta(ge=0, le=1e15)]  # finite
+    until: Clock
     records: Records
 
 

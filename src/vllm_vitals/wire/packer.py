@@ -5,7 +5,7 @@ import logging
 from msgspec.structs import replace
 
 from vllm_vitals.logs import log_once
-from vllm_vitals.step import Health, Record, Step, Unread
+from vllm_vitals.step import LARGEST_CONTENT, Health, Record, Step, Unread
 from vllm_vitals.wire.frames import frame
 from vllm_vitals.wire.kept import Kept, Known
 from vllm_vitals.wire.messages import ENCODER, Batch, check_record, encode
@@ -83,8 +83,9 @@ class Packer:
     def _check(self, record: Record, begin: int) -> None:
         """Raise an error if a record is too large, or a rare one cannot be read: it would come again and again."""
         size = len(self._body) - begin
-        if size > LARGEST_RECORD:
-            raise ValueError(f"{size} bytes, at most {LARGEST_RECORD}")
+        most = LARGEST_CONTENT if isinstance(record, Unread) else LARGEST_RECORD
+        if size > most:
+            raise ValueError(f"{size} bytes, at most {most}")
         if not isinstance(record, Step | Unread):
             check_record(bytes(self._body[begin:]))
 

@@ -27,7 +27,7 @@ class Ourselves:
 def ask(address: str, port: int, *, tls: bool) -> Ourselves | None:
     """Return what answers on a port if it is ours, else `None`."""
     with suppress(OSError, http.client.HTTPException):
-        status, said = _get(address, port, "/healthz", tls=tls)
+        status, said = _get(address, port, "/readyz", tls=tls)
         _, page = _get(address, port, f"/metrics?name[]={INFO.prometheus}", tls=tls)
         found = re.search(rf'^{INFO.prometheus}{{.*\bversion="([^"]*)"', page, re.MULTILINE)
         if found:

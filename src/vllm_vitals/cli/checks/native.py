@@ -1,6 +1,7 @@
 """Checks of vLLM's own metrics: shown beside ours, or fetched from their URL."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
@@ -34,8 +35,22 @@ def together(launch: Launch) -> Iterator[Finding]:
             f"prometheus.join_native has no effect {why}: vLLM's /metrics then shows files, never our collector",
             f"Scrape our own port, and unset {variable}{'' if several else f' or {MULTIPROCESS}'}.",
         )
+    elif directory := launch.environ.get(MULTIPROCESS):
+        yield _from_files(directory)
     else:
         yield ok(f"prometheus.{name} will work")
+
+
+def _from_files(directory: str) -> Finding:
+    """Judge the directory that all processes of vLLM write their own metrics to, and others may as well."""
+    if files := len(list(Path(directory).glob("*.db"))):
+        return warn(
+            f"prometheus.include_native adds up all that {MULTIPROCESS}={directory} holds, and {files} files of another vLLM, "
+            "or of a run before, are there already",
+            f"Unset {MULTIPROCESS}: vLLM makes a directory for itself. Else give each vLLM an empty one: what shares a "
+            "directory, such as two containers, is added up, and may write over each other's files.",
+        )
+    return ok(f"prometheus.include_native will work, by the files in {MULTIPROCESS}={directory}")
 
 
 def url(launch: Launch) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ def _serving(launch: Launch, command: ServeCommand) -> Iterator[Finding]:
     if command.enable_elastic_ep:
         yield warn(
             "--enable-elastic-ep: vLLM drops every stat-logger plugin when it scales up, without a word",
-            "Watch vitals_step_age_seconds, and restart vLLM after it has scaled up.",
+            "Restart vLLM after it has scaled up: vitals_plugin_detached == 1 says so within half a minute of its generating on.",
         )
 
 

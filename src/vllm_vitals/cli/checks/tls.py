@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.exporters.prometheus import LOOK
 
 SOON = 14
 """Days before its end from which a certificate is warned of."""
@@ -60,7 +61,8 @@ def _certificate(cert: Path, key: Path) -> Finding:
             return fail(f"{what}: {error.verify_message}", "Renew the certificate: scrapers will refuse this one.")
         return warn(f"{what}: {error.verify_message}", "Scrapers that verify may refuse it.")
     if left < SOON:
-        return warn(f"{what}: expires in {left:.0f} days", "Renew it; the files are read when vLLM starts.")
+        advice = f"Renew it: files that change are read anew within {LOOK:g} s, without a restart."
+        return warn(f"{what}: expires in {left:.0f} days", advice)
     return ok(f"{what}: fit together, valid for another {left:.0f} days")
 
 
