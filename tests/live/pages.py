@@ -1,7 +1,9 @@
 """What a running server's pages show once they are at rest."""
 
+import math
 import time
 from collections.abc import Callable, Container, Iterator
+from typing import Protocol
 
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
@@ -36,9 +38,24 @@ def until(seconds: float, pause: float = 0.25) -> Iterator[None]:
         time.sleep(pause)
 
 
-def eventually(check: Callable[[], bool], seconds: float = 15.0) -> bool:
+def eventually(check: Callable[[], bool], seconds: float = 15.0, pause: float = 0.25) -> bool:
     """Tell whether a check comes true within some seconds."""
-    return any(check() for _ in until(seconds))
+    return took(check, seconds, pause) < math.inf
+
+
+def took(check: Callable[[], bool], seconds: float, pause: float = 0.25) -> float:
+    """Return the seconds until a check came true, infinity if it did not within `seconds`."""
+    begun = time.monotonic()
+    return time.monotonic() - begun if any(check() for _ in until(seconds, pause)) else math.inf
+
+
+class Recovers(Protocol):
+    """Tells whether a check comes true within some seconds, and has the summary say how many of them it took."""
+
+    def __call__(
+        self, check: Callable[[], bool], seconds: float, *, since: float | None = None, what: str = "recovered"
+    ) -> bool:
+        """Wait for the check; what it took counts from `since`, monotonic seconds, by default from now."""
 
 
 def running(server: VllmServer) -> float:

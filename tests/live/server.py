@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -117,25 +116,6 @@ class VllmServer:
         """Return the page of this project's endpoint."""
         return fetch(self.vitals_url)
 
-    @contextlib.contextmanager
-    def watching(self, name: str) -> Iterator[list[float]]:
-        """Fill a list with what the sum of a metric is on our page, about four times a second."""
-        seen: list[float] = []
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(0.25):
-                lines = [line for line in self.vitals_text().splitlines() if line.startswith(f"{name}{{")]
-                seen.append(sum(float(line.rpartition(" ")[2]) for line in lines))
-
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield seen
-        finally:
-            ended.set()
-            watcher.join(10)
-
     def log_tail(self, lines: int = 40) -> str:
         """Return the last ``lines`` of the server's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -143,6 +123,10 @@ class VllmServer:
     def alive(self) -> bool:
         """Tell whether the API server process is still running."""
         return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> list[int]:
+        """Return those of vLLM's processes that are still there."""
+        return _group(self.pid)
 
     def __enter__(self) -> Self:
         try:
@@ -167,13 +151,13 @@ class VllmServer:
             return
         try:
             self._process.terminate()
-            _until(lambda: not _group(self.pid), grace)
+            _until(lambda: not self.processes(), grace)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait(timeout=30)
             self._dismiss_watchdog()
-            _until(lambda: not _group(self.pid), 10.0)
+            _until(lambda: not self.processes(), 10.0)
             self._process = None
 
     def _start(self) -> None:

@@ -1,9 +1,11 @@
-"""A vLLM that is killed in the middle of a push, and another that comes after it: nothing is doubled, nothing falls."""
+"""A vLLM that is killed, as a whole in the middle of a push or one of its API servers: nothing is doubled, nothing falls."""
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,12 +14,15 @@ from typing import Any
 from tests.live.collector import Totals
 from tests.live.conftest import put_load
 from tests.live.load import LoadReport, run_until_cancelled
-from tests.live.pages import eventually, settled
+from tests.live.pages import TIMED, Recovers, eventually, settled
 from tests.live.pushes import PACE, added, contradictions
 from tests.live.receivers import Front, SilentHttp, good, silent
 from tests.live.server import VllmServer
-from tests.parity import Samples, value
+from tests.live.sidecar import started_sidecar
+from tests.parity import Samples, differences, value
 from tests.unit.otlp import HOST, Received, Receiver, identity, metrics
+from vllm_vitals.catalog import CATALOG
+from vllm_vitals.catalog.metric import Scope
 
 
 def test_a_kill_in_the_middle_of_a_push_doubles_nothing(model: Path) -> None:
@@ -38,6 +43,56 @@ def test_a_kill_in_the_middle_of_a_push_doubles_nothing(model: Path) -> None:
     name, shown = "vllm.tokens.generation", "vllm_tokens_generation_total"
     assert first.total(name) + second.total(name) == sum(value(page, shown) for page in pages)
     check_sequences(receiver.received)
+
+
+def test_an_api_server_that_is_killed_takes_vllm_along_and_the_sidecar_keeps_what_all_of_them_told(
+    model: Path, tmp_path: Path, recovers: Recovers
+) -> None:
+    with started_sidecar(tmp_path / "sidecar.log") as beside:
+        environment = {"VITALS_WIRE__SIDECAR": str(beside.socket)}
+        arguments = ("--api-server-count=2",)
+        with VllmServer(model, args=arguments, env=environment, vitals_port=beside.port) as server:
+            load = put_load(server, count=30, disconnects=False)
+            native, before = settled(server)
+            assert list(differences(native, before)) == []
+            assert value(before, "vllm_requests_finished_total") == sum(load.finished.values())
+            assert (value(before, "vllm_engine_up"), value(before, "vllm_engine_requests_running")) == (1, 0)
+
+            one, other = api_servers(server)
+            assert {one, other} < set(server.processes())
+            killed = time.monotonic()
+            os.kill(one, signal.SIGKILL)
+            assert recovers(lambda: not server.processes(), 60, what="vLLM had ended"), server.log_tail()
+            assert not server.alive()
+            assert f"(PID: {one}) died with exit code" in server.log.read_text()
+            down = recovers(
+                lambda: value(beside.page(), "vllm_engine_up") == 0, 20, since=killed, what="its engine was down"
+            )
+            assert down, beside.log.read_text()
+        after = beside.page()
+        assert counted(after) == counted(before)
+        assert "vllm_engine_requests_running" not in after
+        assert value(after, "vitals_steps_dropped_total") == 0
+        assert value(after, "vitals_errors_total") == 0
+        gone = {int(pid) for pid in re.findall(r"Serving process \d+ \(pid (\d+)\) is gone", beside.log.read_text())}
+        assert gone == {one, other}
+
+
+def api_servers(server: VllmServer) -> list[int]:
+    """Return the process ids of a server's API servers, by their numbers."""
+    said = re.findall(r"\(ApiServer_(\d+) pid=(\d+)\)", server.log.read_text(errors="replace"))
+    return [int(pid) for _, pid in sorted(set(said))]
+
+
+def counted(page: Samples) -> Samples:
+    """Return what a page has of counters and histograms that only requests move."""
+    names = {
+        f"{metric.prometheus}{suffix}"
+        for metric in CATALOG
+        if metric.kind != "gauge" and metric.scope is not Scope.PROCESS and metric not in TIMED
+        for suffix in ("", "_bucket", "_count", "_sum")
+    }
+    return {name: samples for name, samples in page.items() if name in names}
 
 
 def missing(receiver: Receiver, pages: list[Samples]) -> list[list[str]]:

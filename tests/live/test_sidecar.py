@@ -7,11 +7,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,9 +20,10 @@ import pytest
 from tests.live.collector import Sink
 from tests.live.conftest import put_load
 from tests.live.load import LoadReport, Request, send
-from tests.live.pages import LATE, eventually, settled
-from tests.live.server import MODEL_NAME, VllmServer, fetch, free_port
-from tests.parity import Samples, differences, parse, value
+from tests.live.pages import LATE, Recovers, eventually, settled
+from tests.live.server import MODEL_NAME, VllmServer
+from tests.live.sidecar import SidecarProcess, started_sidecar
+from tests.parity import differences, parse, value
 from vllm_vitals.wire.frames import frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, encode
 
@@ -67,62 +66,15 @@ LEAVING = (b"", frame(b"half of it")[:7])
 """What somebody says who then goes away, which is no error."""
 
 
-class SidecarProcess:
-    """`vllm-vitals sidecar` as a process, and its page."""
-
-    def __init__(self, log: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        self.port = free_port()
-        self.log = log
-        self._command = [str(Path(sys.executable).with_name("vllm-vitals")), "sidecar", *args]
-        self._env = {**os.environ, "OTEL_EXPORTER_PROMETHEUS_PORT": str(self.port), **(env or {})}
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def socket(self) -> Path:
-        return Path(self._command[-1])
-
-    def start(self) -> None:
-        self._launch()
-        assert eventually(self.answers, 20), self.log.read_text()
-
-    def fail(self) -> int:
-        """Start it where it cannot, and return its exit code."""
-        return self._launch().wait(20)
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, env=self._env, stdout=log, stderr=log)
-        return self.process
-
-    def answers(self) -> bool:
-        try:
-            return fetch(f"http://127.0.0.1:{self.port}/readyz") == "ok\n"
-        except OSError:
-            return False
-
-    def page(self) -> Samples:
-        return parse(fetch(f"http://127.0.0.1:{self.port}/metrics"))
-
-    def send(self, number: int) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        return self.process.wait(30) if number in (signal.SIGKILL, signal.SIGTERM) else 0
-
-
 @pytest.fixture(scope="module")
 def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SidecarProcess, Sink]]:
     sink = Sink()
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
-    with tempfile.TemporaryDirectory(prefix="vitals-") as directory:  # short: a socket's path has 107 bytes at most
-        log = tmp_path_factory.mktemp("sidecar") / "sidecar.log"
-        made = SidecarProcess(log, "--socket", f"{directory}/s.sock", env=environment)
-        made.start()
-        try:
+    try:
+        with started_sidecar(tmp_path_factory.mktemp("sidecar") / "sidecar.log", environment) as made:
             yield made, sink
-        finally:
-            if made.process is not None and made.process.poll() is None:
-                made.send(signal.SIGKILL)
-            sink.close()
+    finally:
+        sink.close()
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +211,9 @@ def test_nothing_is_exported_by_the_serving_process(server: VllmServer) -> None:
     assert log.count("Steps go to the sidecar at") == 1
 
 
-def test_while_it_stands_still_steps_wait(server: VllmServer, sidecar: tuple[SidecarProcess, Sink]) -> None:
+def test_while_it_stands_still_steps_wait(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
+) -> None:
     beside, _ = sidecar
     before = value(beside.page(), FINISHED)
     stopped = time.monotonic()
@@ -267,33 +221,37 @@ def test_while_it_stands_still_steps_wait(server: VllmServer, sidecar: tuple[Sid
     load = put_load(server, count=20, disconnects=False, seed=1)
     time.sleep(max(0.0, stopped + STOPPED - time.monotonic()))
     beside.send(signal.SIGCONT)
-    assert eventually(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
+    assert recovers(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
     assert value(beside.page(), DROPPED) == 0
 
 
 def test_killed_and_restarted_it_is_told_what_happened_meanwhile(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     beside, _ = sidecar
     beside.send(signal.SIGKILL)
     load = put_load(server, count=20, disconnects=False, seed=2)
+    started = time.monotonic()
     beside.start()
     # It starts from zero, as a counter does whose process is new; what happened meanwhile was kept for it.
-    assert eventually(lambda: value(beside.page(), FINISHED) == sum(load.finished.values()), RECOVERY)
+    assert recovers(lambda: value(beside.page(), FINISHED) == sum(load.finished.values()), RECOVERY, since=started)
     assert value(beside.page(), DROPPED) == 0
     assert value(beside.page(), "vllm_engine_up") == 1
 
 
-def test_a_socket_that_somebody_deletes_is_made_anew(server: VllmServer, sidecar: tuple[SidecarProcess, Sink]) -> None:
+def test_a_socket_that_somebody_deletes_is_made_anew(
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
+) -> None:
     beside, _ = sidecar
     before = value(beside.page(), FINISHED)
     beside.socket.unlink()
+    assert recovers(lambda: listened_to(beside.socket), RECOVERY)
     load = put_load(server, count=20, disconnects=False, seed=3)
     assert eventually(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
 
 
 def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     beside, _ = sidecar
     assert beside.process is not None
@@ -305,7 +263,7 @@ def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
         while not bothering.done():
             finished += sum(put_load(server, count=15, disconnects=False, seed=finished).finished.values())
     assert bothering.result() == 8 * EACH  # all but those that left
-    assert eventually(lambda: value(beside.page(), FINISHED) == value(before, FINISHED) + finished, PROMPTLY)
+    assert recovers(lambda: value(beside.page(), FINISHED) == value(before, FINISHED) + finished, PROMPTLY)
     assert eventually(lambda: value(beside.page(), ERRORS) == value(before, ERRORS) + 8 * EACH)
     after = beside.page()
     assert value(after, ERRORS) == value(before, ERRORS) + 8 * EACH
@@ -317,7 +275,7 @@ def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
 
 
 def test_what_does_not_fit_while_it_stands_still_is_counted_to_the_step(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     beside, _ = sidecar
     before, happened = beside.page(), native(server, CALLS)
@@ -333,7 +291,7 @@ def test_what_does_not_fit_while_it_stands_still_is_counted_to_the_step(
         after = beside.page()
         return value(after, STEPS) - value(before, STEPS), value(after, DROPPED) - value(before, DROPPED)
 
-    assert eventually(lambda: sum(came()) == native(server, CALLS) - happened, PROMPTLY), came()
+    assert recovers(lambda: sum(came()) == native(server, CALLS) - happened, PROMPTLY), came()
     assert min(came()) > 0
     finished = value(beside.page(), FINISHED)
     load = put_load(server, count=10, disconnects=False, seed=4)
@@ -341,7 +299,7 @@ def test_what_does_not_fit_while_it_stands_still_is_counted_to_the_step(
 
 
 def test_killed_under_load_the_next_has_all_that_it_had_not_taken(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     """It was stopped before the load began: all was on the way to it or waited, and it took nothing."""
     beside, _ = sidecar
@@ -351,8 +309,10 @@ def test_killed_under_load_the_next_has_all_that_it_had_not_taken(
         load = pool.submit(put_load, server, count=400, disconnects=False, seed=5)
         assert eventually(lambda: native(server, NATIVE_FINISHED) > start + 20)
         beside.send(signal.SIGKILL)
+        started = time.monotonic()
         beside.start()
         assert not load.done()
+        assert recovers(lambda: value(beside.page(), FINISHED) > 0, PROMPTLY, since=started)
         finished = sum(load.result().finished.values())
     assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
     assert native(server, NATIVE_FINISHED) == start + finished
@@ -361,7 +321,7 @@ def test_killed_under_load_the_next_has_all_that_it_had_not_taken(
 
 
 def test_killed_at_work_nothing_that_it_showed_is_counted_again(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     """What it took and nobody saw goes with it, and no more: it cannot be more than vLLM had counted then."""
     beside, _ = sidecar
@@ -372,8 +332,10 @@ def test_killed_at_work_nothing_that_it_showed_is_counted_again(
         least = value(beside.page(), FINISHED)
         beside.send(signal.SIGKILL)
         most = shown + native(server, NATIVE_FINISHED) - start
+        started = time.monotonic()
         beside.start()
         assert not load.done()
+        assert recovers(lambda: value(beside.page(), FINISHED) > 0, PROMPTLY, since=started)
         finished = sum(load.result().finished.values())
 
     def taken_by_the_killed_one() -> float:
@@ -389,7 +351,7 @@ def test_killed_at_work_nothing_that_it_showed_is_counted_again(
 
 
 def test_a_full_disk_costs_the_socket_and_nothing_else(
-    server: VllmServer, sidecar: tuple[SidecarProcess, Sink]
+    server: VllmServer, sidecar: tuple[SidecarProcess, Sink], recovers: Recovers
 ) -> None:
     beside, _ = sidecar
     directory = beside.socket.parent
@@ -401,8 +363,10 @@ def test_a_full_disk_costs_the_socket_and_nothing_else(
         assert line.endswith(f"[Errno 28] Cannot listen: No space left on device: '{beside.socket}'")
         finished = sum(put_load(server, count=20, disconnects=False, seed=8).finished.values())
         make_room(directory)
+        started = time.monotonic()
         beside.start()
-        assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY), beside.log.read_text()
+        told = recovers(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY, since=started)
+        assert told, beside.log.read_text()
 
         beside.send(signal.SIGSTOP)  # so that it cannot make the socket anew before there is no room for it
         beside.socket.unlink()
@@ -413,7 +377,7 @@ def test_a_full_disk_costs_the_socket_and_nothing_else(
         finished += sum(put_load(server, count=20, disconnects=False, seed=9).finished.values())
         assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)  # who is connected stays so
         make_room(directory)
-        assert eventually(beside.answers, PROMPTLY)
+        assert recovers(beside.answers, PROMPTLY)
     assert eventually(lambda: listened_to(beside.socket), PROMPTLY)
     finished += sum(put_load(server, count=10, disconnects=False, seed=10).finished.values())
     assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
