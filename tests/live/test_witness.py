@@ -67,7 +67,7 @@ def test_they_are_what_steps_worked_on_beyond_what_was_needed(both: Both) -> Non
     prompts = both.ours("vllm_tokens_prompt_total", source="local_compute")
     # The first token of a request comes with its prompt; each after that takes a token of a step.
     outputs = both.ours("vllm_tokens_generation_total") - both.ours("vllm_requests_finished_total")
-    # vLLM schedules ahead: what is pushed out while a step is under way may have one token more or less to do again.
+    # On a crowded machine it was once 600 against 599, for a reason that was not found; to the token it is tested above.
     assert both.ours("vllm_tokens_recomputed_total") == pytest.approx(worked - prompts - outputs, abs=5)
 
 

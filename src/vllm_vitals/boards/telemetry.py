@@ -27,8 +27,8 @@ def taken_in(c: Context) -> Builder[Panel]:
 
 def dropped(c: Context) -> Builder[Panel]:
     return figure(
-        "Steps dropped", "Steps of the time shown that were lost because a queue was full. Above 0 the counts are too low: raise "
-        "queue_size, or wire.buffer where a collector is elsewhere.",
+        "Steps dropped", "Steps of the time shown that were lost. Above 0 the counts are too low: if a queue was full, raise queue_size, or "
+        "wire.buffer where a collector is elsewhere; of steps that it could not read, its log says why.",
         "short", Query(c.queries.over("$__range").increase(itself.DROPPED), "dropped"), steps=NONE_WRONG, decimals=0, none=SILENT,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def hook(c: Context) -> Builder[Panel]:
 
 def losses(c: Context) -> Builder[Panel]:
     return lines(
-        "Steps dropped by process", "Steps lost in the window because a queue was full.",
+        "Steps dropped by process", "Steps lost in the window: a queue was full, or a collector elsewhere could not read them.",
         "short", Query(c.queries.increase(itself.DROPPED, ("instance", "process")), PROCESS_NAME), width=THIRD, none=SILENT,
     )  # fmt: skip
 

@@ -176,10 +176,11 @@ class HistogramCell:
 
     def _settle_repeated(self) -> None:
         repeated, self._repeated = self._repeated, []
-        for value, times in repeated:
-            if reason := fault(value, self._most):
-                self._rejects[self._metric, reason] += times
         true = [(value, times) for value, times in repeated if 0 <= value <= self._most]
+        if len(true) < len(repeated):
+            for value, times in repeated:
+                if reason := fault(value, self._most):
+                    self._rejects[self._metric, reason] += times
         if not true:
             return
         for value, times in true:
