@@ -12,7 +12,7 @@ from vllm_vitals.catalog.metric import Gauge
 from vllm_vitals.collector.abandoned import Abandoned
 from vllm_vitals.collector.energy import Energy, activity
 from vllm_vitals.collector.headroom import Prefill, Saturation, Trend, Typical, level
-from vllm_vitals.collector.limiter import NOTHING, Ended, Limiter, limiter
+from vllm_vitals.collector.limiter import NOTHING, Limiter, limiter
 from vllm_vitals.collector.perf import Perf
 from vllm_vitals.collector.writers import Writer
 from vllm_vitals.columns import Requests
@@ -86,7 +86,11 @@ class Engine:
         if step.running is None:
             self._apart.append(step)
             return
-        ended, began = self._outcome(step)
+        told = self._with_outputs(step)
+        ended = NOTHING
+        for each in told:
+            if each.finished:
+                ended = ended.more(each.finished)
         clock = step.clock
         self.scheduled, self.stale = True, False
         self.latest = clock
@@ -101,8 +105,9 @@ class Engine:
             if self._kv_cache_tokens:
                 step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
         limited = limiter(step, self._max_num_seqs, self._free, self._need(step), ended)
-        if self._limiter.state == IDLE and began < clock and clock >= self._limiter.turned:
-            self._wake(max(began, self._limiter.turned), clock, (step.running or 0) + ended.requests)
+        turned = self._limiter.turned
+        if self._limiter.state == IDLE and turned <= clock and (began := min(map(begun, told))) < clock:
+            self._wake(max(began, turned), clock, (step.running or 0) + ended.requests)
         if self.metered:
             self._divide(clock)
         if clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
@@ -110,18 +115,17 @@ class Engine:
             self._limiter.step(clock, limited)
             self._saturation.step(clock, level(step, self._max_num_seqs, limited))
 
-    def _outcome(self, step: Step) -> tuple[Ended, float]:
-        """Return what ended in a step's batch, and when the first came of what ended in it or got its first token.
+    def _with_outputs(self, step: Step) -> list[Step]:
+        """Return a step, and what brought outputs of the same one but no scheduler stats.
 
         Each of several servers tells of its own outputs, a little before or after the one that has the scheduler stats:
         they belong to the step that is nearest.
         """
-        ended, began = NOTHING.more(step.finished) if step.finished else NOTHING, begun(step)
-        for each in self._apart:
-            if each.clock - self.latest >= step.clock - each.clock:
-                ended, began = ended.more(each.finished), min(began, begun(each))
+        if not self._apart:
+            return [step]
+        near = [each for each in self._apart if each.clock - self.latest >= step.clock - each.clock]
         self._apart.clear()
-        return ended, began
+        return [step, *near]
 
     def _wake(self, clock: float, until: float, batch: int) -> None:
         """Take note that the engine was idle up to `clock` only: from then on it was at work on so many requests."""
