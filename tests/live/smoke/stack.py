@@ -1,13 +1,14 @@
 """A real vLLM of any release and what is around it: a Prometheus, an OTLP collector, and `vllm-vitals doctor`."""
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +20,7 @@ import aiohttp
 from tests.live.collector import Rotel, Sink
 from tests.live.conftest import put_load
 from tests.live.load import LoadReport, Request, send
-from tests.live.pages import settled
+from tests.live.pages import eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer, free_port
 from tests.live.test_prometheus import Prometheus
 from tests.parity import Samples
@@ -96,7 +97,7 @@ def at_rest(server: VllmServer) -> Moment:
     return Moment(*settled(server, within=PATIENCE, apart=apart()))
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(
     model: Path, home: Path, arguments: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Stack]:
@@ -115,6 +116,7 @@ def running(
     prometheus = None
     try:
         rotel.start()
+        assert eventually(lambda: _listens(rotel.grpc), PATIENCE), (home / "rotel.log").read_text()
         told = doctor(environment, ["vllm", "serve", str(model), f"--port={port}", *arguments], vitals_port)
         spawned = time.monotonic()
         server = VllmServer(model, args=arguments, env=environment, port=port, vitals_port=vitals_port, timeout=START)
@@ -149,6 +151,12 @@ async def _burst(url: str) -> LoadReport:
         asked = [Request("burst", body | {"prompt": [2 + place] * 30}) for place in range(BURST)]
         await asyncio.gather(*(send(session, request, report) for request in asked))
     return report
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
 def doctor(environment: dict[str, str], command: list[str], vitals_port: int) -> dict[str, Any]:

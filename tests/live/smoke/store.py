@@ -17,9 +17,12 @@ OF_TIME = {engine.SATURATION, engine.IMBALANCE, cache.TIME_TO_FULL, itself.STEP_
 
 
 def stored(prometheus: Prometheus) -> Samples:
-    """Return the latest value of all series that Prometheus scraped."""
+    """Return the latest value of all series that Prometheus scraped, none before it answers."""
     query = quote('{job="vllm", __name__=~"(vllm|vitals|gen_ai)_.+"}')
-    answer = json.loads(fetch(f"http://127.0.0.1:{prometheus.port}/api/v1/query?query={query}", timeout=60))
+    try:
+        answer = json.loads(fetch(f"http://127.0.0.1:{prometheus.port}/api/v1/query?query={query}", timeout=60))
+    except OSError:
+        return {}
     samples: Samples = {}
     for series in answer["data"]["result"]:
         labels = dict(series["metric"])
