@@ -23,7 +23,7 @@ test-more: $(NOX) ## Run what `make test` leaves out: every Python, every releas
 	@$(call RUN,-t more)
 
 test-all: $(NOX) ## Run every test there is, with random examples and on real engines of older releases; takes hours.
-	@export VITALS_TEST_PROFILE=all; $(call RUN,-t all)
+	@export VITALS_TEST_EFFORT=all; $(call RUN,-t all)
 
 lint: $(NOX) ## Check style and types.
 	$(NOX) -s lint

@@ -3,8 +3,6 @@
 `make test` runs the sessions tagged `test`, `make test-more` those tagged `more`, and `make test-all` everything.
 """
 
-import os
-import random
 import re
 import shutil
 import subprocess
@@ -28,9 +26,6 @@ nox.options.tags = [TEST]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
 
-EVERYTHING = os.environ.get("VITALS_TEST_PROFILE") == ALL
-"""Whether examples are random, and more of them."""
-SEED = os.environ.get("VITALS_TEST_SEED") or str(random.SystemRandom().randrange(2**32))
 PARALLEL = ("-n", "2", "--dist", "worksteal")
 
 
@@ -49,13 +44,9 @@ OLDEST = next((FOUND[version] for version in OLD if version in FOUND), None)
 
 
 def pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
-    """Run tests, leave their results for the summary, and say which seed makes random ones come again."""
-    chosen = ["--hypothesis-profile=all", f"--hypothesis-seed={SEED}"] if EVERYTHING else []
-    if EVERYTHING:
-        session.log(f"random examples of seed {SEED}: VITALS_TEST_SEED={SEED} makes them come again")
+    """Run tests, and leave their results for the summary."""
     result = RESULTS / f"{session.name}.xml"
-    environment = {"VITALS_TEST_SEED": SEED}
-    session.run(python, "-m", "pytest", f"--junitxml={result}", *chosen, *arguments, *session.posargs, env=environment)
+    session.run(python, "-m", "pytest", f"--junitxml={result}", *arguments, *session.posargs)
 
 
 @nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
@@ -185,7 +176,7 @@ def live(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Send a million mutated frames over the wire; the other tests send some thousands."""
     session.install("-e", ".", "-r", "tests/requirements.txt")
-    session.run("pytest", "tests/unit/test_wire_fuzz.py", *session.posargs, env={"VITALS_WIRE_FUZZ": "1000000"})
+    pytest(session, "tests/unit/test_wire_fuzz.py", "--effort=all")
 
 
 @nox.session(venv_backend="none", tags=[ALL])
