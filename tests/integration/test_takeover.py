@@ -96,7 +96,7 @@ class Server:
         listen = {"VITALS_PROMETHEUS__HOST": HOST, "VITALS_PROMETHEUS__PORT": str(port)}
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.unit.test_takeover", str(rank)],
+                [sys.executable, "-m", "tests.integration.test_takeover", str(rank)],
                 env={**clean, **listen}, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
             )  # fmt: skip
 
