@@ -1,7 +1,7 @@
 """How hard the tests try: a little and always the same (`test`), or much and at random (`all`); and the marks they bear.
 
 `--effort=all`, or VITALS_TEST_EFFORT=all, tries more examples, at random; the header says by which seed. Hypothesis's
-own `--hypothesis-seed` makes a run like an earlier one.
+own `--hypothesis-seed` makes a run like an earlier one. `--releases` says how many releases of vLLM are read.
 """
 
 import gc
@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--effort", choices=EFFORTS, default=os.environ.get("VITALS_TEST_EFFORT", "test"), help="How hard to try."
     )
+    parser.addoption("--releases", choices=("few", "all"), help="How many releases of vLLM to read; goes by the effort.")
 
 
 @pytest.hookimpl(tryfirst=True)
