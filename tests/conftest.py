@@ -38,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--effort", choices=EFFORTS, default=os.environ.get("VITALS_TEST_EFFORT", "test"), help="How hard to try."
     )
-    parser.addoption("--releases", choices=("few", "all"), help="How many releases of vLLM to read; goes by the effort.")
+    parser.addoption(
+        "--releases", choices=("few", "all"), help="How many releases of vLLM to read; goes by the effort."
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

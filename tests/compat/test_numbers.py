@@ -116,7 +116,9 @@ def shown_of(collector: Collector) -> Samples:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario_counts_as_vllm_counts_in_a_serving_process_and_in_a_sidecar(release: Release, name: str) -> None:
+def test_every_scenario_counts_as_vllm_counts_in_a_serving_process_and_in_a_sidecar(
+    release: Release, name: str
+) -> None:
     with release.installed():
         scenario = SCENARIOS[name](release)
     if scenario is None:

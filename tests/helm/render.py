@@ -74,9 +74,7 @@ def _rendered(values: str, words: tuple[str, ...], major: int, *, is_path: bool)
     """Return manifests, or else in which words Helm refuses."""
     given = Path(values) if is_path else json.loads(values)
     try:
-        return helm(
-            major, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words, values=given
-        ), ""
+        return helm(major, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words, values=given), ""
     except Refused as refused:
         return "", str(refused)
 

@@ -271,7 +271,7 @@ def run(body: str, endpoint: str, **settings: str) -> tuple[float, str]:
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{PRELUDE}{body}\nprint(time.time(), flush=True)"],
-        env={**variables, **settings}, capture_output=True, text=True, timeout=60, check=False,
+        env={**variables, **settings}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     ended = time.time()
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,9 @@ def test_it_fires_when_it_should_and_only_then(group: tuple[str, str, str], tmp_
     """Promtool names the scenarios that went otherwise."""
     section, interval, _ = group
     scenarios = GROUPS[group]
-    assert run(list(map(played, scenarios)), tmp_path, scenarios[0].config, interval=interval, sections=(section,)) == ""
+    assert (
+        run(list(map(played, scenarios)), tmp_path, scenarios[0].config, interval=interval, sections=(section,)) == ""
+    )
 
 
 @pytest.mark.parametrize("title", UNEVENTFUL)
