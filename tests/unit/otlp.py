@@ -275,7 +275,7 @@ def refusing() -> str:
     return f"http://{HOST}:{free_port()}"
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true in time"
