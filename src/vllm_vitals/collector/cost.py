@@ -56,10 +56,10 @@ class Costs:
                 names = {_name(reading.gpu) for reading in readings}
                 engine.perf.gpu = names.pop() if len(names) == 1 else ""
                 used = [reading.energy for reading in readings if reading.energy is not None]
-                if used:
+                if used and self._store[ENERGY].believes(joules := sum(used)):
                     if not engine.metered:
                         self._begin(engine)
-                    engine.energy.read(sample.clock, sum(used))
+                    engine.energy.read(sample.clock, joules)
 
     def _begin(self, engine: Engine) -> None:
         engine.metered = True
