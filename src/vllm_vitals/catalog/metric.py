@@ -18,6 +18,8 @@ Readings = float | Iterable[float] | Mapping[Any, Any] | None
 
 MOST = float(2**63)
 """The largest count that one step can plausibly bring."""
+MOST_JOULES = 1e12
+"""The most energy that GPUs can have used from one reading to the next: a hundred of them in a week."""
 LONGEST = 7 * 86400.0
 """The longest latency, in seconds, that is believed."""
 

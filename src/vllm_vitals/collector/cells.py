@@ -73,7 +73,10 @@ class NumberCell:
 
     def add(self, *values: float) -> None:
         """Add to a counter; values that cannot be true, or that the sum cannot hold, are refused and counted."""
-        total = self.value + sum(values)
+        try:
+            total = self.value + sum(values)
+        except OverflowError:  # a whole number beyond what a float can hold
+            total = math.inf
         if 0 <= min(values) <= max(values) <= self._limit and total < math.inf:
             if total != self.value:
                 self.value = total

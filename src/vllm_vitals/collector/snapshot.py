@@ -1,21 +1,15 @@
 """The store as it is at one moment, for every exporter: numbers that belong together are read together."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.collector.cells import Cell, Reading
 from vllm_vitals.collector.store import Store
 
 
-class Series(NamedTuple):
-    """One series; `reading` is `None` where the cell still has the version that the reader knows."""
-
-    key: Key
-    cell: Cell
-    reading: Reading | None
-
-
+Series = tuple[Key, Cell, Reading | None]
+"""One series; there is no reading where the cell still has the version that the reader knows."""
 Snapshot = list[tuple[Metric[Any], list[Series]]]
 """Each metric with its series, in the store's order."""
 
@@ -37,12 +31,12 @@ def snapshot(
         for family in store:
             if not (family.cells and wanted(family.metric)):
                 continue
-            series = []
+            series: list[Series] = []
             for key, cell in family.cells.items():
                 if have.get(cell) == cell.version:
-                    series.append(Series(key, cell, None))
+                    series.append((key, cell, None))
                 else:
-                    series.append(Series(key, cell, cell.read()))
+                    series.append((key, cell, cell.read()))
                     pause()
             found.append((family.metric, series))
             pause()

@@ -1,5 +1,6 @@
 """How what a metric reads from a record reaches the store: one writer for each metric and scope."""
 
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from vllm_vitals._util.labels import label
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope, reader
 from vllm_vitals.collector.cells import Exemplar, HistogramCell
 from vllm_vitals.collector.store import Family
 from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
+
+
+_QUOTING = re.compile(r'["\\]').search
+"""Finds what has to be escaped in an exemplar, where not every parser knows how: such an id, of a client's choice, has none."""
 
 
 class Writer:
@@ -139,8 +143,7 @@ class RequestWriter(HistogramWriter):
         cell.extend(values[kept])
         for index in np.flatnonzero(kept).tolist() if self._exemplars else ():
             request = requests.requests[index]
-            if request.request_id:
-                name = label(request.request_id, self._exemplars)
+            if request.request_id and (name := request.request_id[: self._exemplars]).isprintable() and not _QUOTING(name):
                 cell.attach(Exemplar(name, float(values[index]), request.time))
 
 
