@@ -13,7 +13,6 @@ from types import SimpleNamespace as Stats
 from typing import Any
 from urllib.parse import quote
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,12 +34,14 @@ HOSTILE = (
     "nul \0", "\0", "".join(map(chr, range(32))), "\x7f\x80\x9f", "new\nline", "\r\n", "\n", "\\", '"', '\\"', '"} 1\n# EOF\n',
     "\\n", "lone \ud800", "\udcff\udfff", "\u2028\u2029\x85", "\u202egnp.exe", "\ufeff", "\uffff", "é" * 300,
     "\N{PILE OF POO}" * 300, "x" * 2_000_000, "\0" * 2_000_000, "\n" * 500, '"' * 500, b"\xff\xfe".decode(errors="surrogateescape"), " ",
-    "a # {request_id=\"b\"} 1 2", "# EOF", "{", "}", ",", "=", "None",
+    'a # {request_id="b"} 1 2', "# EOF", "{", "}", ",", "=", "None",
 )  # fmt: skip
 
 
 class Text(str):
     """Text that behaves as no text does."""
+
+    __slots__ = ()
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -73,7 +74,9 @@ def everywhere(text: str) -> Collector:
     steps = reader.read(calls, 1.7e9)
     collector = collect(exemplars=True, slos=[{"name": "s", "target": 0.9, "e2e": 1}])
     feed(collector, *steps, Sleep(text, text, text), Rejection(text, text), Health(process=text, errors={text: 1}))
-    feed(collector, Step(text, text, 1.7e9, 1.0, 9.0, running=1, finished=(Finished(text, 1.7e9, 0.5, request_id=text),)))
+    feed(
+        collector, Step(text, text, 1.7e9, 1.0, 9.0, running=1, finished=(Finished(text, 1.7e9, 0.5, request_id=text),))
+    )
     collector.export(text, 0.5)
     return collector
 
@@ -129,7 +132,12 @@ def test_a_rejection_for_no_reason_is_for_an_unknown_one(vllm: FakeVllm) -> None
         labels["reason"]: shown_("vllm_requests_rejected_total", **labels)
         for labels in shown_.labels("vllm_requests_rejected_total")
     }
-    assert found == {"max_num_queued_reqs": 1, "max_num_queued_tokens": 0, UNKNOWN: 3, "nul\N{REPLACEMENT CHARACTER}": 1}
+    assert found == {
+        "max_num_queued_reqs": 1,
+        "max_num_queued_tokens": 0,
+        UNKNOWN: 3,
+        "nul\N{REPLACEMENT CHARACTER}": 1,
+    }
 
 
 def test_of_too_many_reasons_each_rejection_still_counts(vllm: FakeVllm) -> None:
@@ -168,7 +176,11 @@ def all_at_once() -> Collector:
     """Return a collector that has been told all hostile texts."""
     collector = collect(exemplars=True)
     for number, text in enumerate(HOSTILE):
-        feed(collector, Rejection("m", text), step(100.0 + number, running=1, lora_running={text: 1}, generation_tokens=1))
+        feed(
+            collector,
+            Rejection("m", text),
+            step(100.0 + number, running=1, lora_running={text: 1}, generation_tokens=1),
+        )
         ended = Finished("stop", 1.7e9 + number, 0.25 * number, request_id=text)
         feed(collector, finished(ended), Facts(text, text, info={"dtype": text}))
     return collector
@@ -247,7 +259,9 @@ def test_prometheus_scrapes_both_pages_whole(tmp_path: Path) -> None:
             return {each["labels"]["job"]: each["health"] for each in ask("targets")["activeTargets"]}
 
         def seen(query: str) -> dict[str, float]:
-            return {each["metric"]["job"]: float(each["value"][1]) for each in ask(f"query?query={quote(query)}")["result"]}
+            return {
+                each["metric"]["job"]: float(each["value"][1]) for each in ask(f"query?query={quote(query)}")["result"]
+            }
 
         assert eventually(lambda: len(scraped()) == 2 and "unknown" not in scraped().values(), 120)
         assert scraped() == {"text": "up", "openmetrics": "up"}, ask("targets")

@@ -1,6 +1,7 @@
 """Whatever numbers come, in whatever order: what is shown can be true, and what belongs together fits together."""
 
 import threading
+import time
 from types import SimpleNamespace as Stats
 from typing import Any
 
@@ -85,10 +86,10 @@ class Engine:
     """Real readers and a collector, to which things happen."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.now = self._begun = time.monotonic()
         known = {"gpus": 2, "max_num_seqs": 4, "kv_cache_tokens": 1000, "draft_tokens": 3}
         self.collector = collect(facts("0", *EVERY, **known), facts("1", *EVERY, **known), **SETTINGS)
-        self._reader = Reader("m", lambda *_: None, born=50.0, details=True, connector="NixlConnector")
+        self._reader = Reader("m", lambda *_: None, born=self.now - 50.0, details=True, connector="NixlConnector")
 
     def happen(self, what: Any) -> None:
         if isinstance(what, str):
@@ -101,7 +102,7 @@ class Engine:
             feed(self.collector, Sample(EPOCH, self.now, what[1]))
         else:
             passed, *told = what
-            self.now = max(self.now + passed, 60.0)
+            self.now = max(self.now + passed, self._begun - 40.0)
             feed(self.collector, *self._reader.read([(self.now, *told)], EPOCH))
 
 
@@ -183,7 +184,9 @@ def test_hits_beyond_lookups_are_clamped_and_counted_once_as_no_error() -> None:
 
 
 def test_names_of_clamped_metrics_that_nobody_knows_are_passed_over() -> None:
-    collector = collect(Step("m", "0", EPOCH, 1.0, 9.0, running=0, clamped=("made.up", "vllm.prefix_cache.hit_tokens") * 2))
+    collector = collect(
+        Step("m", "0", EPOCH, 1.0, 9.0, running=0, clamped=("made.up", "vllm.prefix_cache.hit_tokens") * 2)
+    )
     assert collector.store.rejects == {("vllm.prefix_cache.hit_tokens", "absurd"): 2}
 
 
@@ -201,7 +204,9 @@ def test_only_aborts_are_no_step() -> None:
     engine = Engine()
     before = Pages(engine.collector, openmetrics=False).next()
     aborted = Stats(finish_reason="abort", e2e_latency=0.5, num_generation_tokens=0)
-    engine.happen((0.1, None, Stats(num_generation_tokens=0, iteration_timestamp=EPOCH, finished_requests=[aborted]), None, 0))
+    engine.happen(
+        (0.1, None, Stats(num_generation_tokens=0, iteration_timestamp=EPOCH, finished_requests=[aborted]), None, 0)
+    )
     after = Pages(engine.collector, openmetrics=False).next()
     for name in ("vitals_steps_total", "vllm_step_tokens_count", "vllm_step_processing_duration_seconds_count"):
         assert total(after, name) == total(before, name) == 0
@@ -290,7 +295,9 @@ def test_as_many_positions_as_a_label_can_have_are_made_and_no_more() -> None:
 
 def one_more(collector: Collector, clock: float, engine: str = "0") -> None:
     """Add a step of which every number is known, together with others."""
-    ended = Finished("stop", EPOCH, duration=0.5, queue=0.1, prefill=0.1, decode=0.2, inference=0.3, input_tokens=3, output_tokens=5)
+    ended = Finished(
+        "stop", EPOCH, duration=0.5, queue=0.1, prefill=0.1, decode=0.2, inference=0.3, input_tokens=3, output_tokens=5
+    )
     step = Step(
         "m", engine, EPOCH, clock, 1000.0, running=1, prefix_cache=CacheUse(4, 2), multimodal_cache=CacheUse(2, 1), iterated=True,
         generation_tokens=5, prompt_tokens={"local_compute": 3, "local_cache_hit": 2}, computed_tokens=3, finished=(ended,),
@@ -360,7 +367,7 @@ def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetric
         assert added > before + 50, "nothing could come between: this test shows nothing"
 
 
-def test_nor_does_a_push_or_a_registry() -> None:
+def test_nor_does_a_push() -> None:
     collector = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
     lock: Any = collector.store.lock
     added = 0

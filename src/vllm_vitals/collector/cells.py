@@ -226,8 +226,11 @@ class HistogramCell:
 
     def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         true = (values >= 0) & (values <= self._most)
-        with np.errstate(over="ignore"):  # that is what is looked for
-            true[true] &= self.total + values[true].cumsum() < LARGEST
+        total, kept = self.total, values[true]
+        if kept.size and not total + float(kept.max()) * kept.size < math.inf:  # their sum may be none
+            for place in np.flatnonzero(true).tolist():
+                true[place] = fits = total + float(values[place]) < math.inf
+                total += float(values[place]) if fits else 0.0
         refused = [fault(value, self._most) or "absurd" for value in values[~true].tolist()]
         self._rejects.update((self._metric, reason) for reason in refused)
         return values[true]

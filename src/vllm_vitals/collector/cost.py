@@ -56,7 +56,7 @@ class Costs:
                 engine = engines[owner]
                 names = {_name(reading.gpu) for reading in readings}
                 engine.perf.gpu = names.pop() if len(names) == 1 else ""
-                used = [joules for reading in readings if (joules := amount(reading.energy)) is not None]
+                used = [each for reading in readings if (each := amount(reading.energy)) is not None]
                 if used and self._store[ENERGY].believes(joules := sum(used)):
                     if not engine.metered:
                         self._begin(engine)

@@ -7,7 +7,6 @@ from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.collector.cells import Cell, Reading
 from vllm_vitals.collector.store import Store
 
-
 Series = tuple[Key, Cell, Reading | None]
 """One series; there is no reading where the cell still has the version that the reader knows."""
 Snapshot = list[tuple[Metric[Any], list[Series]]]

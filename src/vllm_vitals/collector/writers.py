@@ -15,7 +15,6 @@ from vllm_vitals.collector.store import Family
 from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
 
-
 _QUOTING = re.compile(r'["\\]').search
 """Finds what has to be escaped in an exemplar, where not every parser knows how: such an id, of a client's choice, has none."""
 
@@ -143,7 +142,11 @@ class RequestWriter(HistogramWriter):
         cell.extend(values[kept])
         for index in np.flatnonzero(kept).tolist() if self._exemplars else ():
             request = requests.requests[index]
-            if request.request_id and (name := request.request_id[: self._exemplars]).isprintable() and not _QUOTING(name):
+            if (
+                request.request_id
+                and (name := request.request_id[: self._exemplars]).isprintable()
+                and not _QUOTING(name)
+            ):
                 cell.attach(Exemplar(name, float(values[index]), request.time))
 
 
