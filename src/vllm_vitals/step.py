@@ -145,6 +145,9 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
 
     multimodal_cache: CacheUse | None = None
 
+    clamped: tuple[str, ...] = ()
+    """The metrics of which a value could not be true and was set to what it can be at most."""
+
     # Filled in by the collector, which knows the step before this one and the engine's facts.
     interval: float | None = None
     kv_cache_free: float | None = None
@@ -177,6 +180,8 @@ class Facts(Struct, tag=True, omit_defaults=True):
     """GPUs, or workers, that the engine works on."""
     precisions: tuple[str, ...] = ()
     """Of the numbers that it multiplies, of `gpu.peaks.PRECISIONS`: the first that its GPUs have counts."""
+    draft_tokens: int | None = None
+    """Tokens of a draft, where there is a speculator."""
 
 
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):

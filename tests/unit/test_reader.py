@@ -126,10 +126,22 @@ def test_cached_tokens_add_up_by_their_source(
     assert sum((step.cached_by_source or {}).values()) == local + external
 
 
-def test_more_hits_than_lookups_are_told_of_and_cut() -> None:
+def test_more_hits_than_lookups_are_clamped_and_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
     step, complaints = told(Stats(prefix_cache_stats=Stats(queries=4, hits=9)))
     assert step.prefix_cache == CacheUse(4, 4)
-    assert complaints == ["SimpleNamespace.hits"]
+    assert step.clamped == ("vllm.prefix_cache.hit_tokens",)
+    assert complaints == []
+    (line,) = caplog.messages
+    assert "SimpleNamespace.hits = 9" in line
+    assert "clamped" in line
+    assert "left out" not in line
+
+
+def test_hits_of_lookups_that_cannot_be_are_none() -> None:
+    step, _ = told(Stats(prefix_cache_stats=Stats(queries=-5, hits=3)))
+    assert step.prefix_cache == CacheUse(-5, 0)
+    step, _ = told(Stats(prefix_cache_stats=Stats(queries=-5, hits=0)))
+    assert (step.prefix_cache, step.clamped) == (CacheUse(-5, 0), ())
 
 
 # Iteration details

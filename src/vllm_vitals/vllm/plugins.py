@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+from vllm_vitals._util.labels import named
 from vllm_vitals.configuration import SettingsError, is_strict
 from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.feed.tap import Tap
@@ -111,7 +112,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     @guarded
     def record_admission_rejection(self, reason: Any = "", *_args: Any, **_kwargs: Any) -> None:
         """Take in that a request was turned away."""
-        self._tap.reject(str(reason))
+        self._tap.reject(named(reason))
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: it is called only by some servers, so nothing of ours may depend on it."""

@@ -24,6 +24,7 @@ from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell
 from vllm_vitals.collector.exponential import Exponential
+from vllm_vitals.collector.snapshot import snapshot
 from vllm_vitals.collector.store import Store
 
 NANO = 1_000_000_000
@@ -154,18 +155,17 @@ class PointBuilder:
 
     def _own(self, now: int, pause: Pause) -> Iterator[Series]:
         """Yield the store's series as they are at this moment."""
-        for family in self._store:
-            metric = family.metric
+        for metric, shown in snapshot(self._store, pause):
             described = Described(metric.name, metric.help, metric.unit, metric.kind)
-            with self._store.lock:
-                cells = list(family.cells.items())
-            for key, cell in cells:
-                with self._store.lock:
-                    state = _read(cell)
-                    exemplars = tuple(cell.exemplars.values()) if isinstance(cell, HistogramCell) else ()
+            for key, cell, read in shown:
+                reading: Any = read  # with nothing known before, all are read
                 pairs = zip(metric.labelnames, key, strict=True)
                 labels = tuple((name, _unicode(value)) for name, value in pairs if value)
                 bounds = cell.bounds if isinstance(cell, HistogramCell) else ()
+                state = State(
+                    reading.value, tuple(reading.counts), reading.exponential, reading.least, reading.greatest
+                )
+                exemplars = tuple(reading.exemplars.values())
                 yield Series(described, labels, state, bounds, cell, self._seen(metric, cell, now), exemplars)
             pause()
 
@@ -218,15 +218,6 @@ class PointBuilder:
         return HistogramDataPoint(
             attributes, start, now, count, state.value, list(state.counts), series.bounds, least, greatest, shown
         )
-
-
-def _read(cell: Cell) -> State:
-    """Return what a cell holds; with the store's lock."""
-    if not isinstance(cell, HistogramCell):
-        return State(cell.value)
-    cell.settle()
-    exponential = cell.exponential.copy() if cell.exponential is not None else None
-    return State(cell.total, tuple(cell.counts), exponential, cell.least, cell.greatest)
 
 
 def _follows(state: State, before: State) -> bool:
