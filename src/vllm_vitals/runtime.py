@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.exporters.exporter import Exporter, stop_all
 from vllm_vitals.feed.feed import Feed, Read, Sink, Source
 from vllm_vitals.feed.tap import Tap
@@ -225,7 +225,7 @@ def _make() -> Runtime:
     except SettingsError as error:
         _warn(error.warnings)
         others = [line for section, lines in error.problems.items() if section not in EXPORTERS for line in lines]
-        if error.rest is None or (others and is_strict(os.environ)):
+        if error.rest is None or (others and error.strict):
             raise
         for line in others:
             LOGGER.error("Left out, and what it belongs to is off: %s", line)

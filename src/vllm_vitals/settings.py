@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from vllm_vitals._util.files import read
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
@@ -40,10 +41,19 @@ class Section(BaseModel):
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown: without the user and password that it may hold."""
-    scheme, separator, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    """Return a URL as it may be shown: without the user, password and query that it may hold.
+
+    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not.
+    """
+    before, separator, rest = url.partition("://")
+    if not separator:
+        before, rest = "", url
+    return f"{before.rpartition('@')[2]}{separator}{re.split('[?#]', rest.rpartition('@')[2], maxsplit=1)[0]}"
+
+
+def redacted(text: str) -> str:
+    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
+    return without_password(text) if "://" in text or "@" in text else text
 
 
 def split(address: str) -> SplitResult:
@@ -53,7 +63,11 @@ def split(address: str) -> SplitResult:
 
 def readable(path: Path | None) -> Path | None:
     """Return a path that is none or a file that can be read; raise `ValueError` else."""
-    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+    try:
+        fit = path is None or (path.is_file() and os.access(path, os.R_OK))
+    except (OSError, ValueError):  # no such name can be, or a directory on the way cannot be entered
+        fit = False
+    if not fit:
         raise ValueError("must be a file that this process can read")
     return path
 
@@ -135,7 +149,11 @@ class PrometheusSettings(Section):
     @field_validator("tls_key")
     @classmethod
     def _open(cls, path: Path | None) -> Path | None:
-        if path is not None and b"ENCRYPTED" in path.read_bytes():
+        try:
+            content = b"" if path is None else read(path)
+        except OSError as error:
+            raise ValueError(f"must be a file that this process can read: {error}") from error
+        if b"ENCRYPTED" in content:
             raise ValueError("must not be encrypted: there is no one to type its passphrase")
         return path
 
