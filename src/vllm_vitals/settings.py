@@ -272,6 +272,35 @@ class NativeSettings(Section):
     )  # fmt: skip
     interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
     timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+    tls_ca: Path | None = Field(
+        None,
+        description="PEM CA that the certificate of the url's server must be signed by; unset, the system's. All three "
+        "files are read anew when they change.",
+    )
+    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+
+    @field_validator("url")
+    @classmethod
+    def _whole(cls, url: str | None) -> str | None:
+        try:
+            fit = url is None or bool(split(url).hostname and split(url).port != 0)
+        except ValueError:
+            fit = False
+        if not fit:
+            raise ValueError("must name a host, and a port from 1 to 65535 if any; a password in it is percent-encoded")
+        return url
+
+    @field_validator("tls_ca", "tls_cert", "tls_key")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        return readable(path)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "NativeSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        return self
 
 
 class GpuSettings(Section):
