@@ -384,7 +384,7 @@ class Settings(Section):
     )  # fmt: skip
     exemplars: bool = Field(
         False, description="Put the request id beside the latest value of each bucket of the per-request "
-        "latency histograms, in OpenMetrics and OTLP."
+        "latency histograms, in OpenMetrics and OTLP. It takes vLLM 0.20.0 or newer, which tells request ids."
     )  # fmt: skip
     buckets: dict[str, list[Number]] = Field(
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "

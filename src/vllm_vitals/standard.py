@@ -160,7 +160,8 @@ def _switch(environ: Mapping[str, str], warnings: list[str]) -> str:
     return EXPORTERS if known and ("none" in known or "otlp" not in known) else ""
 
 
-DISABLED, EXPORTERS = "OTEL_SDK_DISABLED", "OTEL_METRICS_EXPORTER"
+SWITCHES = DISABLED, EXPORTERS = "OTEL_SDK_DISABLED", "OTEL_METRICS_EXPORTER"
+"""Variables that may switch the push off."""
 OURS = ("otlp", "prometheus", "none")
 SELECTABLE = (*OURS, "console", "logging")
 """What the specification has. A name that it does not have is passed over, and selects nothing."""
