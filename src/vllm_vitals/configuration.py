@@ -121,7 +121,7 @@ def _load(environ: Mapping[str, str]) -> Loaded:
     problems = _Problems()
     warnings: list[str] = []
     variables_ = list(_from_variables(environ, warnings))
-    file = list(_from_file(environ, variables_))
+    file = list(_from_file(environ, variables_, warnings))
     for path, value, origin in chain(file, standard.read(environ, warnings), variables_):
         try:
             for leaf, each in _leaves({path[-1]: _parsed(path, value)}, path[:-1]):
@@ -169,7 +169,7 @@ def _is_true(value: Any) -> bool:
     return False
 
 
-def _from_file(environ: Mapping[str, str], variables: Sequence[Given]) -> Iterator[Given]:
+def _from_file(environ: Mapping[str, str], variables: Sequence[Given], warnings: Sequence[str]) -> Iterator[Given]:
     """Yield what the file says. What the variables say of `strict` holds also when it cannot be read."""
     name = environ.get(FILE_VARIABLE)
     if not name:
@@ -178,7 +178,7 @@ def _from_file(environ: Mapping[str, str], variables: Sequence[Given]) -> Iterat
         content = read_file(Path(name))
     except SettingsError as error:
         strict, wrong = _strict(variables)
-        raise SettingsError({"": [*error.problems[""], *wrong]}, strict=strict) from None
+        raise SettingsError({"": [*error.problems[""], *wrong]}, None, warnings, strict=strict) from None
     for path, value in _leaves(content, ()):
         yield path, value, clean(f"{name[: LONGEST_ORIGIN // 2]}: {_dotted(path)}", LONGEST_ORIGIN)
 

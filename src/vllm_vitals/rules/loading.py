@@ -39,6 +39,8 @@ def read(path: Path) -> RulesConfig:
         lines = [f"{where}: {_line(each)}" for each in faults[:MOST_LINES]]
         more = [f"{where}: and {len(faults) - MOST_LINES} more faults"] if len(faults) > MOST_LINES else []
         raise RulesConfigError("\n".join(lines + more)) from None
+    except Exception as error:  # noqa: BLE001 - pydantic raises others too
+        raise RulesConfigError(f"{where}: cannot be taken: {type(error).__name__}") from None
 
 
 def _line(error: Any) -> str:
