@@ -1,6 +1,7 @@
 """What runs in one serving process: one feed, and one collector with each exporter once, however many loggers."""
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -10,19 +11,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.exporters.exporter import Exporter, stop_all
 from vllm_vitals.feed.feed import Feed, Read, Sink, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.gpu.placement import Placement
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.settings import Settings
 from vllm_vitals.step import MOST_TAPS, Dialect, Facts, Sleep
 from vllm_vitals.vllm.connectors import as_told
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, write
+from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, tells_request_ids, write
 
 if TYPE_CHECKING:
     from vllm_vitals.gpu.sampler import Sampler
@@ -113,6 +114,9 @@ class Runtime:
         if not self._joined:
             self._join(*api_server(config))
             self._joined = True
+        if self.settings.exemplars and not self.remote and not tells_request_ids():
+            log_once(logging.WARNING, "There will be no exemplars: vLLM %s does not tell the ids of requests, 0.20.0 and newer do; "
+                     "the setting exemplars has no effect", version, key="exemplars")  # fmt: skip
         if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
             self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
@@ -225,7 +229,7 @@ def _make() -> Runtime:
     except SettingsError as error:
         _warn(error.warnings)
         others = [line for section, lines in error.problems.items() if section not in EXPORTERS for line in lines]
-        if error.rest is None or (others and is_strict(os.environ)):
+        if error.rest is None or (others and error.strict):
             raise
         for line in others:
             LOGGER.error("Left out, and what it belongs to is off: %s", line)

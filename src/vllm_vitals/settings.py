@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from vllm_vitals._util.files import read
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
@@ -40,10 +41,19 @@ class Section(BaseModel):
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown: without the user and password that it may hold."""
-    scheme, separator, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    """Return a URL as it may be shown: without the user, password and query that it may hold.
+
+    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not.
+    """
+    before, separator, rest = url.partition("://")
+    if not separator:
+        before, rest = "", url
+    return f"{before.rpartition('@')[2]}{separator}{re.split('[?#]', rest.rpartition('@')[2], maxsplit=1)[0]}"
+
+
+def redacted(text: str) -> str:
+    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
+    return without_password(text) if "://" in text or "@" in text else text
 
 
 def split(address: str) -> SplitResult:
@@ -53,7 +63,11 @@ def split(address: str) -> SplitResult:
 
 def readable(path: Path | None) -> Path | None:
     """Return a path that is none or a file that can be read; raise `ValueError` else."""
-    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+    try:
+        fit = path is None or (path.is_file() and os.access(path, os.R_OK))
+    except (OSError, ValueError):  # no such name can be, or a directory on the way cannot be entered
+        fit = False
+    if not fit:
         raise ValueError("must be a file that this process can read")
     return path
 
@@ -135,7 +149,11 @@ class PrometheusSettings(Section):
     @field_validator("tls_key")
     @classmethod
     def _open(cls, path: Path | None) -> Path | None:
-        if path is not None and b"ENCRYPTED" in path.read_bytes():
+        try:
+            content = b"" if path is None else read(path)
+        except OSError as error:
+            raise ValueError(f"must be a file that this process can read: {error}") from error
+        if b"ENCRYPTED" in content:
             raise ValueError("must not be encrypted: there is no one to type its passphrase")
         return path
 
@@ -254,6 +272,35 @@ class NativeSettings(Section):
     )  # fmt: skip
     interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
     timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+    tls_ca: Path | None = Field(
+        None,
+        description="PEM CA that the certificate of the url's server must be signed by; unset, the system's. All three "
+        "files are read anew when they change.",
+    )
+    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+
+    @field_validator("url")
+    @classmethod
+    def _whole(cls, url: str | None) -> str | None:
+        try:
+            fit = url is None or bool(split(url).hostname and split(url).port != 0)
+        except ValueError:
+            fit = False
+        if not fit:
+            raise ValueError("must name a host, and a port from 1 to 65535 if any; a password in it is percent-encoded")
+        return url
+
+    @field_validator("tls_ca", "tls_cert", "tls_key")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        return readable(path)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "NativeSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        return self
 
 
 class GpuSettings(Section):
@@ -337,7 +384,7 @@ class Settings(Section):
     )  # fmt: skip
     exemplars: bool = Field(
         False, description="Put the request id beside the latest value of each bucket of the per-request "
-        "latency histograms, in OpenMetrics and OTLP."
+        "latency histograms, in OpenMetrics and OTLP. It takes vLLM 0.20.0 or newer, which tells request ids."
     )  # fmt: skip
     buckets: dict[str, list[Number]] = Field(
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "

@@ -79,8 +79,10 @@ def exporters(
 
         started = time.monotonic()
         found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
+    elif settings.otlp.endpoint:
+        LOGGER.info("No OTLP push: it is switched off (otlp.enabled, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER)")
     if not found:
-        LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no endpoint for a push")
+        LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no push")
     elif settings.gpu.enabled:
         from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
 

@@ -242,13 +242,13 @@ def test_a_part_of_what_is_given_as_a_whole_elsewhere(tmp_path: Path) -> None:
 # --- Files that cannot be read
 
 BAD_FILES = [
-    ("a.yaml", "a: [1, 2\n", "not valid yaml"),
-    ("a.yaml", "a: b: c\n", "not valid yaml"),
-    ("a.yaml", "stale_after: 2024-13-45\n", "not valid yaml"),
+    ("a.yaml", "a: [1, 2\n", "not valid YAML"),
+    ("a.yaml", "a: b: c\n", "not valid YAML"),
+    ("a.yaml", "stale_after: 2024-13-45\n", "not valid YAML"),
     ("a.yaml", "- 1\n- 2\n", "mapping"),
     ("a.yaml", "just words\n", "mapping"),
-    ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", "not valid yaml"),
-    ("a.toml", "a = \n", "not valid toml"),
+    ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ("a.toml", "a = \n", "not valid TOML"),
     ("a.json", "{}", ".yaml, .yml or .toml"),
 ]
 
@@ -306,7 +306,7 @@ def test_the_headers_in_a_section_that_cannot_be_read_are_not_shown(end: str) ->
 def test_a_key_that_is_given_twice_in_toml(tmp_path: Path) -> None:
     path = write(tmp_path, "queue_size = 20\nqueue_size = 30\n", "vitals.toml")
     (line,) = problems({"VITALS_CONFIG": path})
-    assert "is not valid toml" in line
+    assert "is not valid TOML" in line
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:

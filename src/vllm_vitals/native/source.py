@@ -31,7 +31,8 @@ class NativeSource:
 
         Counters and histograms never fall, and stay when they are gone from the page; gauges go.
         """
-        found = mapped(map(self._totals.total, relevant(families, pause)))
+        totals = (self._totals.total(each) for each in relevant(families, pause))
+        found = mapped(each for each in totals if each is not None)
         gauges: dict[Scoped, dict[Key, float]] = {}
         for (metric, key), each in found.items():
             if isinstance(metric, Gauge):

@@ -169,8 +169,9 @@ def native_registry(settings: NativeSettings) -> Callable[[], Any]:
     if settings.url is None:
         return _registry
     from vllm_vitals.native.page import Page  # noqa: PLC0415 - only when asked for
+    from vllm_vitals.native.trust import Trust  # noqa: PLC0415
 
-    return Page(settings.url, settings.timeout).fresh
+    return Page(settings.url, settings.timeout, Trust.of(settings)).fresh
 
 
 def _registry() -> Any:
