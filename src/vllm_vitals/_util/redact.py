@@ -214,7 +214,7 @@ def _escape(found: "re.Match[str]") -> str:
     code = text[2:]
     if text[1] in "xU":
         return _letter(int(code, 16), text)
-    if text[1].isdigit():
+    if code:
         return chr(int(text[1:], 8))
     return CONTROLS.get(ord(text[1]), text[1])
 
