@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -29,7 +30,7 @@ from vllm_vitals.exporters.otlp.transport import METHOD
 AMPLE = 60.0
 """Seconds for what takes milliseconds on an idle machine."""
 LONGEST_LINE = 700
-TOKEN, PASSWORD, KEY = "tok/9sK2+vQ7mZ4xW1bN8", "pW:5r@T2%yU8/iO3", "kEy4aS6dF8gH0jK2lQ"  # noqa: S105
+TOKEN, PASSWORD, KEY = "tok/9sK2+vQ7mZ4xW1bN8", "pW:5r@T2%yU8/iO3", "kEy4aS6dF8gH0jK2lQ"
 SECRETS = (TOKEN, PASSWORD, KEY)
 
 
@@ -115,7 +116,7 @@ pieces = st.lists(st.integers(1, 300), max_size=3)
 
 def in_pieces(answer: bytes, at: list[int]) -> list[bytes]:
     marks = sorted({0, len(answer), *(mark % (len(answer) + 1) for mark in at)})
-    return [answer[first:last] for first, last in zip(marks, marks[1:], strict=False)]
+    return [answer[first:last] for first, last in pairwise(marks)]
 
 
 @pytest.fixture(scope="module")
