@@ -5,11 +5,11 @@ import contextlib
 import gzip
 import html
 import logging
-import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -114,7 +114,7 @@ def listening() -> Iterator[list[str]]:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def senders() -> list[threading.Thread]:

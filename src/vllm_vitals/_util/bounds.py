@@ -1,6 +1,7 @@
 """What comes from outside, as it may be shown: bounded, on one line, and without looking at more than is shown."""
 
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from datetime import date, time
@@ -13,6 +14,8 @@ DEEPEST = 12
 """Values within values that are shown; `repr` follows any number of them."""
 LONGEST_INTEGER = 256
 """Bits; decimal digits take time that grows with the square of their number."""
+LONGEST_NAME = 64
+"""Characters of a name that are compared with others."""
 SCALARS = (type(None), bool, float, complex, date, time, PurePath)
 
 
@@ -80,3 +83,8 @@ def _scalar(value: Any) -> str:
         with suppress(Exception):
             return repr(value)
     return f"<{type(value).__name__}>"
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """Return which known name may have been meant, `""` for none."""
+    return next(iter(difflib.get_close_matches(name[:LONGEST_NAME], known, 1)), "")
