@@ -102,7 +102,7 @@ def _place(url: str, what: str) -> tuple[SplitResult, Place]:
 
 def _reason(url: str, error: ValueError) -> str:
     if "@" in url:
-        return "in a user or a password anything but letters and digits must be percent-encoded"
+        return "what stands before the @ must be percent-encoded, but for letters and digits"
     with suppress(ValueError):
         urlsplit(url).port  # noqa: B018
         return f"it names no host ({type(error).__name__})"
