@@ -585,3 +585,12 @@ def test_the_start_says_where_and_how(pushing: Any, caplog: Any) -> None:
     for part in ("/v1/metrics", "http/protobuf", "TLS off", "30 s", "delta", "exponential", "timeout 5 s"):
         assert part in line[1]
     pusher.exporter.stop()
+
+
+def test_no_more_points_are_refused_than_were_sent(pushing: Any) -> None:
+    with HttpReceiver(Reply(body=partial(2**62, "all").SerializeToString())).serve() as receiver:
+        pusher = pushing(receiver.endpoint)
+        assert pusher.push().ok
+        sent = len(receiver.last)
+        pusher.close()
+    assert count(pusher, "vitals_exports_refused_points_total") == sent
