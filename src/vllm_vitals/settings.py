@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from vllm_vitals._util.files import read
+from vllm_vitals._util.headers import BINARY, binary
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
@@ -227,6 +228,9 @@ class OtlpSettings(Section):
     def _consistent(self) -> "OtlpSettings":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        for name, value in self.headers.items() if self.protocol == "grpc" else ():
+            if name.lower().endswith(BINARY):
+                binary(name, value.get_secret_value())
         try:
             split(self.endpoint or "")
         except ValueError as error:

@@ -189,7 +189,7 @@ def test_the_last_push_closes_its_connection(caplog: pytest.LogCaptureFixture) -
         caplog.clear()
         pusher.exporter.stop()
         assert pusher.exporter._transport is None
-        assert not first._session.adapters["http://"].poolmanager.pools
+        assert first._line is None
     assert said(caplog.records) == []
 
 

@@ -69,6 +69,7 @@ class Receiver:
     def __init__(self, *answers: Any) -> None:
         self.received: list[Received] = []
         self.answers: list[Any] = list(answers)
+        self.binary: dict[str, bytes] = {}
         self.port = 0
 
     @property
@@ -176,6 +177,7 @@ class GrpcReceiver(Receiver, MetricsServiceServicer):
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name for it
         answer = self.answer()
         headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+        self.binary = {name: value for name, value in context.invocation_metadata() if isinstance(value, bytes)}
         self.received.append(Received("", headers, request, time.monotonic()))
         if isinstance(answer, Refusal):
             if answer.trailers:
