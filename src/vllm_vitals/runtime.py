@@ -131,7 +131,7 @@ class Runtime:
         from vllm_vitals.election import meeting_point  # noqa: PLC0415 - only where steps leave the process
         from vllm_vitals.link import Link  # noqa: PLC0415
 
-        socket = wire.sidecar or wire.socket or meeting_point()
+        socket = wire.sidecar or wire.socket or meeting_point(make=True)
         self.collector.process = str(rank)
         if count > 1:  # all of them, and the engines, are children of one
             self._roots = (os.getppid(),)
