@@ -17,7 +17,7 @@ from vllm_vitals.feed.tap import Tap
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import MOST_TAPS, Dialect, Facts, Sleep
+from vllm_vitals.step import LONGEST_NAME, MOST_TAPS, Dialect, Facts, Sleep
 from vllm_vitals.vllm.connectors import as_told
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
@@ -153,7 +153,7 @@ class Runtime:
             number,
             details="iteration_details" in facts.features and tells_details(),
             pooling="pooling" in facts.features,
-            connector=facts.info.get("kv_connector", ""),
+            connector=facts.info.get("kv_connector", "")[:LONGEST_NAME],
             reasons=finish_reasons(),
         )
         reader = Reader.of(dialect, self.feed.complain)

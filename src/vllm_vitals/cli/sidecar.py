@@ -4,23 +4,23 @@ import logging
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.sidecar import NativeSidecar, StepSidecar
+from vllm_vitals.wire.wake import Wake
 
 WRONG_SETTINGS = 2
 NO_SOCKET = 1
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end it in order: also when its terminal is closed."""
 
 
 def run(socket: Path | None, native_url: str | None) -> int:
     """Run until a signal asks to end; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = _signalled()
     try:
         sidecar = _sidecar(socket, native_url)
         sidecar.start()
@@ -35,6 +35,15 @@ def run(socket: Path | None, native_url: str | None) -> int:
     sidecar.stop()
     LOGGER.info("Sidecar ended")
     return 0
+
+
+def _signalled() -> Wake:
+    """Return what is set by the first signal that asks to end; later ones change nothing."""
+    ended = Wake()  # an Event has a lock, which the handler of a second signal would wait for in its own thread
+    for number in ENDS:
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as after nohup
+            signal.signal(number, lambda *_: ended.set())
+    return ended
 
 
 def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:

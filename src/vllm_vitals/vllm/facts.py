@@ -9,7 +9,7 @@ from vllm_vitals.catalog.buckets import FAMILIES, check
 from vllm_vitals.catalog.engine import INFO_LABELS
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
-from vllm_vitals.step import Facts
+from vllm_vitals.step import LONGEST_NAME, Facts
 from vllm_vitals.vllm.fields import text
 from vllm_vitals.vllm.precision import precisions
 from vllm_vitals.vllm.values import at, whole, word
@@ -22,7 +22,7 @@ def model_name(config: Any) -> str:
     name = at(config, "model_config.served_model_name")
     if isinstance(name, list | tuple):
         name = name[0] if name else None
-    return text(name or at(config, "model_config.model") or "unknown")
+    return text(name or at(config, "model_config.model") or "unknown")[:LONGEST_NAME]
 
 
 def api_server(config: Any) -> tuple[int, int]:
