@@ -91,9 +91,9 @@ def test_it_is_in_use_even_if_its_owner_is_stuck(listening: Listener, path: Path
 
 def test_only_one_at_a_time_looks_and_binds(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
-    with Directory(path.parent) as directory, module._locked(directory, path.name):
-        with pytest.raises(OSError, match=f"about to listen.*{path}"):
-            Listener(path)
+    refused = pytest.raises(OSError, match=f"about to listen.*{path}")
+    with Directory(path.parent) as directory, module._locked(directory, path.name), refused:
+        Listener(path)
     Listener(path).close()
 
 

@@ -41,7 +41,7 @@ class Directory:
             os.close(self._handle)
             raise PermissionError(errno.EPERM, found, str(path))
 
-    def __enter__(self) -> "Directory":
+    def __enter__(self) -> "Directory":  # noqa: PYI034 - no Self before Python 3.11
         return self
 
     def __exit__(
@@ -57,11 +57,11 @@ class Directory:
         """Return a path to a name in it, for calls that take no handle, of at most `LONGEST_PATH` bytes if its own has."""
         held = f"/proc/self/fd/{self._handle}"
         fits = len(os.fsencode(f"{held}/{name}")) <= LONGEST_PATH
-        return f"{held}/{name}" if fits and os.path.exists(held) else str(self.path / name)
+        return f"{held}/{name}" if fits and Path(held).exists() else str(self.path / name)
 
     def names(self) -> list[str]:
         """Return what is in it."""
-        return os.listdir(self._handle)
+        return os.listdir(self._handle)  # noqa: PTH208 - pathlib takes no handle
 
     def look(self, name: str) -> os.stat_result | None:
         """Return what a name is, `None` when there is none."""
