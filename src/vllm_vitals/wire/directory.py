@@ -53,12 +53,6 @@ class Directory:
         """Let go of it."""
         os.close(self._handle)
 
-    def at(self, name: str) -> str:
-        """Return a path to a name in it, for calls that take no handle, of at most `LONGEST_PATH` bytes if its own has."""
-        held = f"/proc/self/fd/{self._handle}"
-        fits = len(os.fsencode(f"{held}/{name}")) <= LONGEST_PATH
-        return f"{held}/{name}" if fits and Path(held).exists() else str(self.path / name)
-
     def names(self) -> list[str]:
         """Return what is in it."""
         return os.listdir(self._handle)  # noqa: PTH208 - pathlib takes no handle

@@ -29,8 +29,11 @@ class Listener:
         check_length(path)
         with Directory(path.parent) as directory, _locked(directory, path.name):
             _clear(directory, path.name)
-            self.socket = _bind(directory, path.name)
+            self.socket = _bind(path)
             self._inode = _inode(directory.look(path.name))
+            if self._inode != _inode(path.lstat()):
+                self.socket.close()
+                raise OSError(errno.ESTALE, "The socket's directory was replaced while it was made", str(path))
 
     def ours(self) -> bool:
         """Tell whether the path still leads to this socket."""
@@ -80,16 +83,16 @@ def _clear(directory: Directory, name: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise FileExistsError(errno.EEXIST, "There is a file that is no socket", str(path))
-    if _answers(directory.at(name), path):
+    if _answers(path):
         raise OSError(errno.EADDRINUSE, "The socket is in use: another process listens", str(path))
     directory.remove(name)
 
 
-def _answers(address: str, path: Path) -> bool:
+def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(address)
+            probe.connect(str(path))
         except BlockingIOError:
             return True  # so many wait that there is no room for one more
         except ConnectionRefusedError:
@@ -99,16 +102,16 @@ def _answers(address: str, path: Path) -> bool:
         return True
 
 
-def _bind(directory: Directory, name: str) -> socket.socket:
+def _bind(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
     try:
         made.setblocking(False)
         os.fchmod(made.fileno(), 0o600)  # what the file will get; a umask would be that of every thread's files
-        made.bind(directory.at(name))
+        made.bind(str(path))
         made.listen(BACKLOG)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, f"Cannot listen: {error.strerror}", str(directory.path / name)) from error
+        raise OSError(error.errno, f"Cannot listen: {error.strerror}", str(path)) from error
     return made
 
 
