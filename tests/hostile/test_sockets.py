@@ -374,20 +374,23 @@ def test_a_path_that_is_too_long_is_said_at_both_ends(short: Path, caplog: pytes
 ENDS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
-def as_usual() -> None:
-    """Undo what a shell or a test runner in the background has had ignored."""
-    for each in ENDS:
-        signal.signal(each, signal.SIG_DFL)
+STARTED = """
+import os, signal
+for each in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # as in a terminal, whatever runs this test
+    signal.signal(each, signal.SIG_IGN if each.name == os.environ.get("IGNORED") else signal.SIG_DFL)
+from vllm_vitals.cli import app
+app()
+"""
 
 
 @contextmanager
-def sidecar(short: Path, log: Path, before: Callable[[], None] = as_usual) -> Iterator[subprocess.Popen[bytes]]:
+def sidecar(short: Path, log: Path, ignored: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Run a sidecar that listens; it is killed in the end if it is still there."""
     path = short / "d" / "s"
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [*COMMAND, "sidecar", "--socket", path],
-            env=environment(), stdout=said, stderr=said, preexec_fn=before,
+            [sys.executable, "-c", STARTED, "sidecar", "--socket", path],
+            env={**environment(), "IGNORED": ignored}, stdout=said, stderr=said,
         )  # fmt: skip
     try:
         until(lambda: process.poll() is not None or b"takes steps at" in log.read_bytes())
@@ -412,12 +415,7 @@ def test_every_signal_that_asks_to_end_ends_it_in_order(short: Path, tmp_path: P
 
 def test_what_was_ignored_before_its_start_is_ignored(short: Path, tmp_path: Path) -> None:
     """As `nohup` has it."""
-
-    def ignore() -> None:
-        as_usual()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    with sidecar(short, tmp_path / "log", ignore) as process:
+    with sidecar(short, tmp_path / "log", "SIGHUP") as process:
         process.send_signal(signal.SIGHUP)
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(short / "d" / "s"))

@@ -64,6 +64,7 @@ def program(model: Path, tmp_path: Path) -> Iterator[Program]:
         made.kill()
 
 
+@pytest.mark.timeout(1200)
 def test_each_is_up_until_it_ends_however_that_comes(program: Program, recovers: Recovers) -> None:
     made = 0.0
     for serves, ended in (
@@ -71,7 +72,7 @@ def test_each_is_up_until_it_ends_however_that_comes(program: Program, recovers:
         ("second serves", "second is deleted"),
         ("third serves", "third is shut down"),
     ):
-        assert eventually(lambda text=serves: program.has_said(text), 300), program.log.read_text()[-4000:]
+        assert eventually(lambda text=serves: program.has_said(text), 360), program.log.read_text()[-4000:]
         assert eventually(lambda: value(program.page(), UP) == 1, 30)
         made += TOKENS
         assert eventually(lambda least=made: value(program.page(), TOKENS_MADE) >= least, 30)

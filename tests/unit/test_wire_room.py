@@ -125,9 +125,7 @@ def test_one_frame_is_read_at_a_time_and_greetings_do_not_wait_for_batches(conne
     assert came == ["greeting", "batch"]
 
 
-def test_large_frames_that_never_end_cost_nobody_else_anything(
-    collecting: Make, connect: Callable[[], Client]
-) -> None:
+def test_large_frames_that_never_end_cost_nobody_else_anything(collecting: Make, connect: Callable[[], Client]) -> None:
     """Twelve connections that claim 16 MiB each send as much as they can; one that keeps to the rules goes on."""
     collector = collecting()
     good = connect()

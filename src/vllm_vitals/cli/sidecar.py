@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.sidecar import NativeSidecar, StepSidecar
-from vllm_vitals.wire.wake import Wake
 
 WRONG_SETTINGS = 2
 NO_SOCKET = 1
@@ -20,7 +20,7 @@ ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def run(socket: Path | None, native_url: str | None) -> int:
     """Run until a signal asks to end; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ended = _signalled()
+    ended = _signals()
     try:
         sidecar = _sidecar(socket, native_url)
         sidecar.start()
@@ -31,18 +31,22 @@ def run(socket: Path | None, native_url: str | None) -> int:
     except OSError as error:
         LOGGER.error("The sidecar cannot start: %s", error)
         return NO_SOCKET
-    ended.wait()
+    ended.poll()
     sidecar.stop()
     LOGGER.info("Sidecar ended")
     return 0
 
 
-def _signalled() -> Wake:
-    """Return what is set by the first signal that asks to end; later ones change nothing."""
-    ended = Wake()  # an Event has a lock, which the handler of a second signal would wait for in its own thread
+def _signals() -> select.poll:
+    """Return what can be polled until the first signal that asks to end; later ones change nothing."""
+    # Python's own handler runs only once this thread does: a signal that comes just before it waits would wake nobody.
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in ENDS:
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as after nohup
-            signal.signal(number, lambda *_: ended.set())
+            signal.signal(number, lambda *_: None)
+    ended = select.poll()
+    ended.register(reader, select.POLLIN)
     return ended
 
 

@@ -1,7 +1,6 @@
 """A wait that another thread can end."""
 
 import os
-import select
 from contextlib import suppress
 
 
@@ -19,12 +18,6 @@ class Wake:
         """End the present wait, or else the next."""
         with suppress(BlockingIOError):  # it was set so often that the number does not fit
             os.eventfd_write(self._handle, 1)
-
-    def wait(self) -> None:
-        """Wait until it is set."""
-        poll = select.poll()
-        poll.register(self._handle, select.POLLIN)
-        poll.poll()
 
     def clear(self) -> None:
         """Make ready for the next wait."""
