@@ -249,7 +249,7 @@ class WireSettings(Section):
     )  # fmt: skip
     socket: Path | None = Field(
         None, json_schema_extra=SOCKET, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
-        "by the process that started them, below /tmp."
+        "by the process that started them, below TMPDIR, XDG_RUNTIME_DIR or /tmp."
     )  # fmt: skip
     interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
     buffer: Whole = Field(

@@ -31,7 +31,7 @@ class StepSidecar:
         Raises:
             OSError: when the socket cannot be had; the message names it.
         """
-        self._host.start(exporters(self._settings, self._collector, self._host.problem))
+        self._host.start(exporters(self._settings, self._collector, self._host.problem, self._host.ended))
         LOGGER.info("Sidecar %s takes steps at %s", __version__, self._host.socket)
 
     def stop(self) -> None:

@@ -35,7 +35,7 @@ def test_frames_are_cut_right_wherever_the_stream_breaks(payloads: list[bytes], 
         stream = stream[count:]
         found += list(iter(frames.next, None))
     assert found == payloads
-    assert not frames.begun
+    assert not frames.size
 
 
 def test_a_frame_can_be_sent_in_two_parts() -> None:

@@ -365,7 +365,7 @@ def test_without_a_welcome_nothing_is_sent(
     sender.flush(1.0)
     conn, frames, _ = scripted.accept(answer)
     wait_until(lambda: said(caplog, "is away") == 1)
-    assert not frames.begun
+    assert not frames.size
     assert conn.recv(1) == b""
     assert sender.dropped == 0
     conn.close()

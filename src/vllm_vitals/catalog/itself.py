@@ -43,9 +43,8 @@ REJECTED: Counter[Any] = Counter(
     labels=(Label("metric", cap=200),
             Label("reason", cap=4, help="not_finite, negative, absurd (beyond what the metric can reach)")),
 )  # fmt: skip
-UNKNOWN_CONNECTORS = Counter(
-    "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.",
-    of=Step, read=lambda s: dict.fromkeys(s.unknown_connectors, 1) if s.unknown_connectors else None, labels=(Label("connector"),),
+UNKNOWN_CONNECTORS: Counter[Any] = Counter(
+    "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.", labels=(Label("connector"),),
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",

@@ -16,6 +16,7 @@ from vllm_vitals.logs import LOGGER
 from vllm_vitals.runtime import SILENT, Runtime, runtime
 from vllm_vitals.settings import NativeSettings
 from vllm_vitals.vllm.facts import process_age
+from vllm_vitals.vllm.life import Life
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
@@ -64,13 +65,13 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
         self._tap: Tap = SILENT
-        self._config = vllm_config  # as long as this logger lives, its `AsyncLLM` is not gone
+        self._config = vllm_config  # that is not gone before this logger is
         try:
             host = runtime()
             host.check(self.section)
             if not (host.remote or self.enabled(host)):
                 return
-            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
+            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version(), Life(self).over)
             self.start(host)
         except SettingsError as error:
             for line in str(error).splitlines():
