@@ -4,10 +4,11 @@ import socket
 import ssl
 from contextlib import suppress
 from enum import Enum, auto
+from http import HTTPStatus
 from selectors import EVENT_READ, EVENT_WRITE
 
 from vllm_vitals.exporters.http import limits
-from vllm_vitals.exporters.http.message import Answer, Request, head_end, parse
+from vllm_vitals.exporters.http.message import Answer, RefusedError, Request, head_end, parse
 
 READS_AT_ONCE = 16
 PIECE = 65536
@@ -87,7 +88,7 @@ class Client:
 
         Raises:
             RefusedError: when it will not be one.
-            ConnectionError: when the client sends nothing more.
+            ConnectionError: when the client has left without a word.
         """
         self.reads += 1
         for _ in range(READS_AT_ONCE):
@@ -96,8 +97,10 @@ class Client:
                 piece = self.connection.recv(limits.HEAD_BYTES + 1 - known)
             except (BlockingIOError, ssl.SSLWantReadError):
                 return None
+            if not piece and known:
+                raise RefusedError(HTTPStatus.BAD_REQUEST, "The request ended before its head did")
             if not piece:
-                raise ConnectionResetError("no request")
+                raise ConnectionResetError
             self._received += piece
             if end := head_end(self._received, known):
                 request = parse(bytes(self._received[:end]), more=len(self._received) > end)
