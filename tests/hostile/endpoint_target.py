@@ -103,7 +103,6 @@ class Target:
         self.pid = self._process.pid
         self.port = int(self._line() or 0)
         assert self.port, self.said()
-        self.ask()  # what only the first page makes or imports is there then
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +146,14 @@ class Target:
         process = Path(f"/proc/{self.pid}")
         threads, files = (len(list((process / name).iterdir())) for name in ("task", "fd"))
         return Usage(threads, files, self._status("VmRSS"))
+
+    def files(self) -> int:
+        """Return how many descriptors it has that it keeps."""
+        found = []
+        for _ in range(10):
+            found.append(self.usage().files)
+            time.sleep(0.02)
+        return min(found)
 
     def peak(self) -> int:
         """Return the most resident bytes since `forget_peak`."""
