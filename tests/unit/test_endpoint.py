@@ -575,6 +575,52 @@ def test_a_certificate_that_is_none_is_a_clear_error(
     assert endpoint.exporter.ports == []
 
 
+def test_no_name_server_is_asked_for_an_address(
+    serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might not answer, and the port would refuse connections for as long as that is waited for."""
+    for name in ("getfqdn", "gethostbyaddr", "gethostbyname", "getnameinfo"):
+        monkeypatch.setattr(socket, name, lambda *_: pytest.fail("a name was looked up"))
+    endpoint = serve(host="0.0.0.0").up()  # noqa: S104 - for a moment
+    assert endpoint.ask("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["http://vitals.example:9464/metrics", "HTTP://h/metrics?name[]=vitals_info"])
+def test_a_target_with_scheme_and_host_is_that_path(endpoint: Endpoint, path: str) -> None:
+    assert "vitals_info{" in endpoint.text(path)
+
+
+def test_one_page_is_rendered_for_all_who_wait_for_it(
+    serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun after the last of them has asked, so it is as new as each of them may expect."""
+    endpoint = serve().up()
+    begun, go_on, times = threading.Event(), threading.Event(), []
+    refresh = endpoint.runtime.collector.refresh
+
+    def slow_refresh(pause: Callable[[], None]) -> None:
+        times.append(1)
+        begun.set()
+        assert go_on.wait(60)
+        refresh(pause)
+
+    monkeypatch.setattr(endpoint.runtime.collector, "refresh", slow_refresh)
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(endpoint.text)
+        assert begun.wait(60)
+        others = [pool.submit(endpoint.text) for _ in range(5)]
+        pages = endpoint.exporter._server._pages  # type: ignore[union-attr]
+        wait_until(lambda: len(pages._waiting) == 5)
+        assert endpoint.ask("/healthz")[0::2] == (200, b"ok\n")  # meanwhile
+        endpoint.step()
+        go_on.set()
+        assert "vitals_steps_total" in first.result()
+        assert len({other.result() for other in others}) == 1
+        assert 'vitals_steps_total{model_name="m",engine="0"} 1.0' in others[0].result()
+    assert len(times) == 2
+    assert endpoint.value("vitals_exports_total", exporter="prometheus") == 6
+
+
 def test_localhost_is_reached_by_either_address(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(host="localhost").up()
     assert len(set(endpoint.exporter.ports)) == 1
