@@ -135,6 +135,24 @@ os.waitpid(process, 0)
     assert run(body) == "free"
 
 
+def test_a_client_of_the_parent_is_served_to_the_end_though_the_child_lives() -> None:
+    body = """
+client = socket.create_connection(("127.0.0.1", port), timeout=20)
+client.sendall(b"GET /metrics")
+while not len(host.exporters["p"]._server._slots):
+    time.sleep(0.01)
+reader, process = fork(lambda: time.sleep(60))
+client.sendall(b" HTTP/1.1\\r\\n\\r\\n")
+page = b""
+while more := client.recv(65536):
+    page += more
+answer = [b"vitals_steps_total" in page, "vitals_steps_total" in scrape(port)]
+os.kill(process, signal.SIGKILL)
+os.waitpid(process, 0)
+"""
+    assert run(body) == [True, True]
+
+
 def test_a_new_runtime_in_the_child_starts_from_zero_beside_the_parents() -> None:
     body = """
 def child():
