@@ -98,6 +98,8 @@ class VllmServer:
             "OTEL_EXPORTER_PROMETHEUS_PORT": str(self.vitals_port),
             **(env or {}),
         }
+        self.several = any("api-server-count" in each for each in args)
+        """Whether there may be several API servers, and each tells for itself."""
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
 

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from tests.boards.expressions import FILES, Expression, expressions, load, panels, substituted
 from tests.boards.previews import numbers, read
-from tests.live.provoke import RULES, Stores, watched
+from tests.live.prometheus import Prometheus
+from tests.live.provoke import RULES, Stores, Watched
 from tests.live.server import fetch
 from tests.live.shown import SPAN, Shown
 from tests.live.shown import STEP as SCRAPES
-from tests.live.test_prometheus import Prometheus
 from tests.live.victoria import VictoriaMetrics
 from tests.unit.nvml import stub
 from vllm_vitals.catalog import CATALOG
@@ -104,15 +104,14 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def begun() -> float:
-    return time.time()
+def begun(stored: Watched) -> float:
+    return stored.begun
 
 
 @pytest.fixture(scope="module")
-def stores(begun: float, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
-    assert begun
-    with watched(model, tmp_path_factory.mktemp("watched")) as running:
-        yield running
+def stores(stored: Watched) -> Stores:
+    stored.provoke()
+    return stored.stores
 
 
 @pytest.fixture(scope="module", params=Stores._fields)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.collector import Totals
-from tests.live.conftest import put_load
-from tests.live.load import LoadReport, run_until_cancelled
+from tests.live.load import LoadReport, put_load, run_until_cancelled
 from tests.live.pages import TIMED, Recovers, eventually, settled
 from tests.live.pushes import PACE, added, contradictions
 from tests.live.receivers import Front, SilentHttp, good, silent

@@ -23,7 +23,7 @@ import grpc
 import pytest
 
 from tests.live.collector import Rotel, Sink
-from tests.live.conftest import put_load
+from tests.live.load import put_load
 from tests.live.pages import eventually, settled
 from tests.live.pushes import PACE, added, contradictions
 from tests.live.receivers import (

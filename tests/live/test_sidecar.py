@@ -18,11 +18,11 @@ import aiohttp
 import pytest
 
 from tests.live.collector import Sink
-from tests.live.conftest import put_load
-from tests.live.load import LoadReport, Request, send
+from tests.live.layouts import Beside
+from tests.live.load import LoadReport, Request, put_load, send
 from tests.live.pages import LATE, Recovers, eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer
-from tests.live.sidecar import SidecarProcess, started_sidecar
+from tests.live.sidecar import SidecarProcess
 from tests.parity import differences, parse, value
 from vllm_vitals.wire.frames import frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, encode
@@ -39,67 +39,22 @@ RECOVERY = 10.0
 """Seconds within which all is as it should be again."""
 PROMPTLY = 20.0
 """Seconds after which it is so once nothing is in the way any more, on a busy machine; on a quiet one within 5."""
-SMALLEST_BUFFER = 2**20
 MANY = 64
 """Choices of a request whose ends fill a buffer soon."""
 EACH = 200
 """Connections of garbage of each kind, and twice as many that stay half open: 2000."""
-COUNTING = """
-from prometheus_client import Counter
-from vllm.v1.metrics.loggers import StatLoggerBase
-
-CALLS = Counter("stat_logger_calls", "Calls of record().")
-
-
-class Counting(StatLoggerBase):
-    def __init__(self, vllm_config, engine_index=0):
-        pass
-
-    def record(self, *args, **kwargs):
-        CALLS.inc()
-
-    def log_engine_initialized(self):
-        pass
-"""
-"""A stat logger beside ours: vLLM's own metrics have no count of all steps, for some bring nothing but scheduler stats."""
 LEAVING = (b"", frame(b"half of it")[:7])
 """What somebody says who then goes away, which is no error."""
 
 
 @pytest.fixture(scope="module")
-def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SidecarProcess, Sink]]:
-    sink = Sink()
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
-    try:
-        with started_sidecar(tmp_path_factory.mktemp("sidecar") / "sidecar.log", environment) as made:
-            yield made, sink
-    finally:
-        sink.close()
+def sidecar(beside: Beside) -> tuple[SidecarProcess, Sink]:
+    return beside.sidecar, beside.sink
 
 
 @pytest.fixture(scope="module")
-def server(
-    sidecar: tuple[SidecarProcess, Sink], model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VllmServer]:
-    """Start a vLLM that has the smallest buffer: all that is done to the sidecar fits, but for what shall not."""
-    beside, _ = sidecar
-    environment = {
-        "VITALS_WIRE__SIDECAR": str(beside.socket),
-        "VITALS_WIRE__BUFFER": str(SMALLEST_BUFFER),
-        "PYTHONPATH": f"{counting(tmp_path_factory.mktemp('path'))}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    with VllmServer(model, env=environment, vitals_port=beside.port) as running:
-        yield running
-
-
-def counting(directory: Path) -> Path:
-    """Let a directory of the path offer vLLM a logger that counts on vLLM's own page how often it is called."""
-    (directory / "counting.py").write_text(COUNTING)
-    about = directory / "counting-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\ncounting = counting:Counting\n")
-    return directory
+def server(beside: Beside) -> VllmServer:
+    return beside.server
 
 
 def native(server: VllmServer, name: str) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import put_load
+from tests.live.load import put_load
 from tests.live.pages import eventually
 from tests.live.server import ServerError, VllmServer, fetch, free_port
 from tests.parity import parse, value
