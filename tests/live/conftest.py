@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 
+from tests.live import breakable, layouts
 from tests.live.fleet import Fleet
-from tests.live.layouts import LAYOUTS
 from tests.live.load import put_load
 from tests.live.model import make_model
 from tests.live.pages import Recovers, took
 
 __all__ = ["put_load"]
 HERE = Path(__file__).parent
+LAYOUTS = layouts.LAYOUTS | breakable.LAYOUTS
 FIRST = ("slo", "servers", "limits", "parity")
 """Files whose tests are the first of a shared server: what it has done before would be in their way."""
-LAST = ("alerts", "otlp", "chart", "elastic", "killed", "start", "outages")
+LAST = ("alerts", "otlp", "chart", "elastic", "killed", "start", "native", "outages")
 """Files whose tests break what they use, in this order after all others."""
 FLEET = pytest.StashKey[Fleet]()
 NEEDS = pytest.StashKey[dict[str, set[str]]]()

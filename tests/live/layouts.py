@@ -19,9 +19,7 @@ from tests.live.collector import Rotel, Sink
 from tests.live.load import LoadReport
 from tests.live.model import make_adapters
 from tests.live.pages import eventually
-from tests.live.provoke import watched
 from tests.live.server import VllmServer, free_port, numa_library_path, started
-from tests.live.sidecar import SidecarProcess, started_sidecar
 from tests.parity import Samples, parse
 from tests.unit.nvml import stub
 
@@ -86,27 +84,6 @@ class Hanging:
 
 REGISTRY.register(Hanging())
 """
-
-
-COUNTING = """
-from prometheus_client import Counter
-from vllm.v1.metrics.loggers import StatLoggerBase
-
-CALLS = Counter("stat_logger_calls", "Calls of record().")
-
-
-class Counting(StatLoggerBase):
-    def __init__(self, vllm_config, engine_index=0):
-        pass
-
-    def record(self, *args, **kwargs):
-        CALLS.inc()
-
-    def log_engine_initialized(self):
-        pass
-"""
-"""A stat logger beside ours: vLLM's own metrics have no count of all steps, for some bring nothing but scheduler stats."""
-SMALLEST_BUFFER = 2**20
 
 
 @dataclass
@@ -315,50 +292,8 @@ def deployments(model: Path, _: Path) -> Iterator[dict[str, Deployment]]:
             yield made
 
 
-def counting(directory: Path) -> Path:
-    """Let a directory of the path offer vLLM a logger that counts on vLLM's own page how often it is called."""
-    (directory / "counting.py").write_text(COUNTING)
-    about = directory / "counting-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\ncounting = counting:Counting\n")
-    return directory
-
-
-@dataclass
-class Beside:
-    """A server, the sidecar that it tells of its steps, and what that pushes to."""
-
-    server: VllmServer
-    sidecar: SidecarProcess
-    sink: Sink
-
-
-@contextlib.contextmanager
-def beside(model: Path, home: Path) -> Iterator[Beside]:
-    """Run a vLLM that has the smallest buffer: all that is done to its sidecar fits, but for what shall not."""
-    with contextlib.closing(Sink()) as sink:
-        pushes = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
-        with started_sidecar(home / "sidecar.log", pushes) as sidecar:
-            environment = {
-                "VITALS_WIRE__SIDECAR": str(sidecar.socket),
-                "VITALS_WIRE__BUFFER": str(SMALLEST_BUFFER),
-                **on_path(counting(home)),
-            }
-            with VllmServer(model, env=environment, vitals_port=sidecar.port) as server:
-                yield Beside(server, sidecar, sink)
-
-
-@contextlib.contextmanager
-def without(model: Path, _: Path) -> Iterator[VllmServer]:
-    """Run a vLLM that is told to load other plugins."""
-    with VllmServer(model, env={"VLLM_PLUGINS": "other"}) as server:
-        yield server
-
-
 Maker = Callable[[Path, Path], AbstractContextManager[Any]]
 LAYOUTS: dict[str, Maker] = {
     "roomy": roomy, "optional": optional, "tight": tight, "narrow": narrow, "deployments": deployments,
-    "stored": watched, "beside": beside, "without": without,
 }  # fmt: skip
 """By name what makes one, in the order in which they run."""

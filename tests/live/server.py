@@ -162,6 +162,12 @@ class VllmServer:
             _until(lambda: not self.processes(), 10.0)
             self._process = None
 
+    def seconds_to_end(self) -> float:
+        """Ask the server to end, give it a minute, and return the seconds that it took."""
+        begun = time.monotonic()
+        self.stop(grace=60)
+        return time.monotonic() - begun
+
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:

@@ -17,8 +17,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.live.breakable import Beside
 from tests.live.collector import Sink
-from tests.live.layouts import Beside
 from tests.live.load import LoadReport, Request, put_load, send
 from tests.live.pages import LATE, Recovers, eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer
@@ -359,26 +359,3 @@ def test_it_ends_in_order(sidecar: tuple[SidecarProcess, Sink]) -> None:
     log = beside.log.read_text()
     assert "Sidecar ended" in log
     assert "Traceback" not in log
-
-
-def test_vllms_own_metrics_are_shown_under_our_names(model: Path, tmp_path: Path) -> None:
-    with VllmServer(model, env={"VLLM_PLUGINS": ""}) as plain:
-        put_load(plain, count=40, disconnects=False)
-        native = SidecarProcess(
-            tmp_path / "native.log", "--native-url", f"{plain.url}/metrics", env={"VITALS_NATIVE__INTERVAL": "0.5"}
-        )
-        native.start()
-        try:
-            theirs = parse(plain.metrics_text())
-            assert eventually(lambda: not list(differences(theirs, native.page())))
-            assert eventually(lambda: value(native.page(), "vllm_engine_up") == 1)  # told just after the rest
-            page = native.page()
-            assert value(page, FINISHED) > 0
-            assert value(page, "vllm_engine_up") == 1
-            assert {dict(labels)["source"] for labels in page["vitals_info"]} == {"native"}
-            assert "they do not tell:" in native.log.read_text()
-            plain.stop()
-            assert eventually(lambda: value(native.page(), "vllm_engine_up") == 0)
-            assert value(native.page(), FINISHED) == value(page, FINISHED)
-        finally:
-            native.send(signal.SIGTERM)
