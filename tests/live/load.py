@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import threading
@@ -110,17 +111,15 @@ async def together(server: VllmServer, count: int, **asked: Any) -> list[int]:
 
 
 @contextlib.contextmanager
-def kept_busy(server: VllmServer, *, seed: int = 0) -> Iterator[LoadReport]:
-    """Keep planned requests in flight, on a thread; what was still under way at the end is left. None may fail."""
+def kept_busy(server: VllmServer, *, seed: int = 0, disconnects: bool = True) -> Iterator[LoadReport]:
+    """Keep planned requests in flight, on a thread, and wait in the end for those under way; none may fail."""
     report, over = LoadReport(), threading.Event()
+    requests = itertools.takewhile(lambda _: not over.is_set(), plan(seed, disconnects=disconnects))
 
-    async def work() -> None:
-        load = asyncio.create_task(run_until_cancelled(server.url, report, seed=seed))
-        await asyncio.to_thread(over.wait)
-        load.cancel()
-        await asyncio.gather(load, return_exceptions=True)
+    def work() -> None:
+        asyncio.run(_send_all(server.url, requests, 8, report))
 
-    worker = threading.Thread(target=asyncio.run, args=(work(),), daemon=True)
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     try:
         yield report

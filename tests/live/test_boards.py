@@ -71,13 +71,20 @@ class Store:
         self._behind = behind
         self._begun = begun
         self._where = f"http://127.0.0.1:{behind.port}/api/v1"
+        self._until = time.time()
+        self._known: dict[str, list[set[str]]] = {}
 
     def values(self, text: str) -> list[set[str]]:
         """Return the values of each series of a query's answer; raise HTTPError if it is refused."""
+        if text not in self._known:
+            self._known[text] = self._values(text)
+        return self._known[text]
+
+    def _values(self, text: str) -> list[set[str]]:
         asked = substituted(text, interval="10s", span="5m")
         if isinstance(self._behind, VictoriaMetrics):
             asked = self._behind.spelled(asked)
-        span = f"start={self._begun:.0f}&end={time.time():.0f}&step={STEP}"
+        span = f"start={self._begun:.0f}&end={self._until:.0f}&step={STEP}"
         found = json.loads(fetch(f"{self._where}/query_range?{span}&query={quote(asked)}"))["data"]["result"]
         return [{value[1] for value in series["values"]} for series in found]
 

@@ -177,7 +177,8 @@ def tried(made: Trial) -> Trial:
     with contextlib.ExitStack() as stack, good(made.protocol).serve() as receiver:
         stack.callback(made.front.close)  # which waits for the server's connections
         stack.callback(made.server.stop)
-        go_through_outages(made, receiver)
+        with kept_busy(made.server):
+            go_through_outages(made, receiver)
         _, made.page = settled(made.server)
         eventually(lambda: not contradictions(added(receiver.received), made.page))
         made.accepted = list(receiver.received)
@@ -188,7 +189,7 @@ def tried(made: Trial) -> Trial:
 
 
 def go_through_outages(made: Trial, receiver: Receiver) -> None:
-    """Put load on during each outage until pushes have failed twice, and let the good receiver end it."""
+    """Let each outage go on until pushes have failed twice, and the good receiver end it."""
     server, front = made.server, made.front
     for outage in OUTAGES[made.protocol]:
         with outage.serve() if outage.serve else contextlib.nullcontext() as bad:
@@ -196,7 +197,7 @@ def go_through_outages(made: Trial, receiver: Receiver) -> None:
                 front.refuse()
             else:
                 front.lead(bad.port, made.pusher.expired if outage.expired else None)
-            made.health[outage.name] = under_load(server, failed(server, 2))
+            made.health[outage.name] = watch_health(server, failed(server, 2))
             if bad is not None and outage.asks:
                 first, second, *_ = bad.received
                 made.gaps[outage.name] = second.time - first.time
@@ -205,7 +206,7 @@ def go_through_outages(made: Trial, receiver: Receiver) -> None:
             assert eventually(over), outage.name
         if outage is ABSENT:
             known, carried = len(receiver.received), front.carried
-            made.health[CALM] = under_load(server, taken(receiver, 8))
+            made.health[CALM] = watch_health(server, taken(receiver, 8))
             sizes = sum(push.message.ByteSize() for push in receiver.received[known:])
             made.compressed = (front.carried - carried) / sizes
 
@@ -239,12 +240,12 @@ def push_to_a_collector(made: Trial) -> None:
         made.end = server.seconds_to_end()
 
 
-def under_load(server: VllmServer, enough: Callable[[], bool]) -> list[float]:
-    """Put load on until there is enough; none of it may fail. Return the seconds that /health took meanwhile."""
+def watch_health(server: VllmServer, enough: Callable[[], bool]) -> list[float]:
+    """Return the seconds that /health took until there was enough of what is waited for."""
     command = [sys.executable, "-c", PROBE, str(server.port)]
-    with kept_busy(server), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
         try:
-            assert eventually(enough, 240), "what the load is for did not come"
+            assert eventually(enough, 240), "what is waited for did not come"
         finally:
             probe.terminate()
         told, _ = probe.communicate()
