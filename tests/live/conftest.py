@@ -21,15 +21,20 @@ from tests.live.pages import Recovers, took
 __all__ = ["put_load"]
 HERE = Path(__file__).parent
 LAYOUTS = layouts.LAYOUTS | breakable.LAYOUTS
-FIRST = ("slo", "servers", "limits", "parity")
-"""Files whose tests are the first of a shared server: what it has done before would be in their way."""
 LAST = ("alerts", "otlp", "chart", "elastic", "killed", "start", "native", "outages")
 """Files whose tests break what they use, in this order after all others."""
+FRESH = "fresh"
+"""Marks tests that are the first of a shared server: what it has done before would be in their way."""
 FLEET = pytest.StashKey[Fleet]()
 NEEDS = pytest.StashKey[dict[str, set[str]]]()
 """What is shared and still needed, by the test."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{FRESH}: the server must have done nothing before")
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has grouped them by their parameters
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if HERE in item.path.parents]
     config.stash[NEEDS] = {item.nodeid: needed(item) for item in ours}
@@ -49,7 +54,7 @@ def place(item: pytest.Item, names: set[str]) -> tuple[int, int, int]:
     order, file = list(LAYOUTS), item.path.stem.removeprefix("test_")
     late = LAST.index(file) + 1 if file in LAST else 0
     if names:
-        return 1, max(map(order.index, names)), late or FIRST.index(file) - len(FIRST) if file in FIRST else late
+        return 1, max(map(order.index, names)), -1 if item.get_closest_marker(FRESH) else late
     return (2, late, 0) if late else (0, 0, 0)
 
 

@@ -33,8 +33,8 @@ CASES = [
     ("max_num_seqs", "narrow", {"prompt": 20, "max_tokens": 150}, 24),
     # At every third step both leave the batch, and others take their places before the next.
     ("max_num_seqs", "narrow", {"prompt": 20, "max_tokens": 3}, 400),
-    # Three have room in a step's tokens, of the 16 that have one in the batch and the 11 in the KV cache.
-    ("token_budget", "optional", {"prompt": 90, "max_tokens": 1}, 300),
+    # One and a part of another have room in a step's tokens; 16 in the batch and 5 in the KV cache.
+    ("token_budget", "optional", {"prompt": 200, "max_tokens": 1}, 150),
 ]
 """What limits, the server on which it does, what is asked, and how often."""
 
@@ -132,9 +132,9 @@ async def until_full(server: VllmServer) -> list[tuple[float, float, float]]:
     return seen
 
 
+@pytest.mark.fresh  # what was a minute ago is a part of the trend
 def test_when_the_kv_cache_will_be_full_is_told_before_it_is(roomy: Shared) -> None:
     server = roomy.server
-    settled(server)
     seen = asyncio.run(until_full(server))
     full, used, _ = seen[-1]
     assert used > 0.97, seen

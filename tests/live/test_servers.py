@@ -16,6 +16,7 @@ from tests.live.pages import eventually, settled, took, until
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
 
+pytestmark = pytest.mark.fresh  # all that a server has done is what its client counted
 HELD = {1: (9,), 2: (3, 5)}
 """Requests that each engine has at once, by how many engines there are. Odd: what is counted twice is even."""
 SOON = 2.0

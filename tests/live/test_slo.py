@@ -166,6 +166,7 @@ def to_blame(before: Samples, after: Samples, slos: list[str]) -> list[tuple[str
     ]  # fmt: skip
 
 
+@pytest.mark.fresh  # what is usual comes from all requests before
 def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narrow: Shared) -> None:
     """A request of 500 tokens keeps a limit alone, misses it behind some of 300, and one of 900 misses it at any rate."""
     server, rng = narrow.server, random.Random(1)
