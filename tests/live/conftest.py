@@ -23,6 +23,8 @@ HERE = Path(__file__).parent
 LAYOUTS = layouts.LAYOUTS | breakable.LAYOUTS
 LAST = ("alerts", "otlp", "chart", "elastic", "killed", "start", "native", "outages")
 """Files whose tests break what they use, in this order after all others."""
+TIMEOUT = 900
+"""Seconds that a test and the servers that it waits for may take, beside other work."""
 FRESH = "fresh"
 """Marks tests that are the first of a shared server: what it has done before would be in their way."""
 FLEET = pytest.StashKey[Fleet]()
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # after pytest has grouped them by their parameters
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.timeout(TIMEOUT))
     config.stash[NEEDS] = {item.nodeid: needed(item) for item in ours}
     others = [item for item in items if item not in set(ours)]
     items[:] = others + sorted(ours, key=lambda item: place(item, config.stash[NEEDS][item.nodeid]))

@@ -79,7 +79,7 @@ class VllmServer:
         vitals_port: int | None = None,
         log: Path | None = None,
         python: str = sys.executable,
-        timeout: float = 300.0,
+        timeout: float = 600.0,
         on_wait: Callable[[float], object] | None = None,
     ) -> None:
         self.port = port or free_port()

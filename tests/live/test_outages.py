@@ -52,8 +52,6 @@ from tests.unit.otlp import (
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.settings import OtlpSettings
 
-pytestmark = pytest.mark.timeout(900)
-
 TOLD = f"invalid token: Bearer {SECRET}".encode()
 ASKED = 2
 """Seconds that a busy receiver asks for."""
