@@ -98,6 +98,8 @@ class Shared:
     """Protocol, temporality and histograms of its pushes."""
     sink: Sink | None = None
     rotel: Rotel | None = None
+    apart: tuple[str, ...] = ()
+    """Metrics of vLLM's that have other buckets than ours here."""
 
     def __post_init__(self) -> None:
         self.newborn = parse(self.server.vitals_text())
@@ -189,7 +191,7 @@ def roomy(model: Path, home: Path) -> Iterator[Shared]:
     meter = Meter(driver) if driver else None
     (home / "sitecustomize.py").write_text(HANGING)
     arguments = (
-        "--max-model-len=2048", "--max-num-seqs=128", "--block-size=128", "--num-gpu-blocks-override=1275",
+        "--max-model-len=2048", "--max-num-seqs=128", "--block-size=128", "--num-gpu-blocks-override=800",
         "--enable-mfu-metrics",
     )  # fmt: skip
 
@@ -223,8 +225,9 @@ def optional(model: Path, home: Path) -> Iterator[Shared]:
         "VITALS_PERF__PEAK_FLOPS": "2e11",
         "VITALS_PERF__PEAK_BANDWIDTH": "5e10",
     }
+    rebucketed = ("vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds")
     with VllmServer(model, args=arguments, env=environment) as server:
-        yield Shared(server, home)
+        yield Shared(server, home, apart=rebucketed)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What limits a real engine, how much more it takes, whether all its time is counted, and who hung up on it."""
 
 import asyncio
-import contextlib
 import math
 import random
 import statistics
@@ -14,7 +13,7 @@ from tests.live.fleet import Fleet
 from tests.live.layouts import NARROW, SEQUENCES, Deployment, Shared
 from tests.live.load import complete, together
 from tests.live.model import VOCAB
-from tests.live.pages import eventually, idle, read, running, settled, waiting
+from tests.live.pages import eventually, idle, read, running, settled, until, waiting
 from tests.live.server import VllmServer
 from tests.parity import Samples, parse, value
 from vllm_vitals.catalog.engine import LIMITED
@@ -24,8 +23,8 @@ NAME = "vllm_engine_limited_duration_seconds_total"
 ABANDONED = "vllm_requests_abandoned_total"
 FINISHED = "vllm_requests_finished_total"
 LIMITERS = LIMITED.labels[0].values
-FILLING = 96
-"""Requests that fill a KV cache slowly enough to foretell when it is full, which takes a quarter of a minute."""
+FILLING, LONG = 32.0, 1000
+"""Seconds for which a KV cache fills, as a forecast takes a quarter of a minute, and tokens of the prompts that fill it."""
 LATE = 1.5
 """Seconds by which a page may be behind what an engine does, on a crowded machine."""
 CASES = [
@@ -87,8 +86,9 @@ async def some_leave_the_queue(server: VllmServer, places: int) -> None:
 def test_the_limit_that_was_set_is_the_one_that_shows(
     expected: str, layout: str, asked: dict[str, int], count: int, fleet: Fleet
 ) -> None:
-    server = fleet.get(layout).server
-    settled(server)
+    shared: Shared = fleet.get(layout)
+    server = shared.server
+    settled(server, apart=shared.apart)
     before = read(server)
     assert set(asyncio.run(together(server, count, **asked))) == {200}
     assert eventually(lambda: idle(server))
@@ -114,21 +114,29 @@ def test_the_limit_that_was_set_is_the_one_that_shows(
 
 
 async def until_full(server: VllmServer) -> list[tuple[float, float, float]]:
-    """Let requests of random lengths write until the KV cache is full; return moments, shares in use, and forecasts."""
-    seen = []
-    async with aiohttp.ClientSession(server.url) as session:
-        asked = [complete(session, seed, prompt=10 + seed, max_tokens=1900) for seed in range(FILLING)]
-        writing = asyncio.ensure_future(asyncio.gather(*asked, return_exceptions=True))
-        while not writing.done():
+    """Let more and more long prompts in until the KV cache is full; return moments, shares in use, and forecasts.
+
+    Its use rises as evenly as that goes, on a fast machine as on a slow one.
+    """
+    seen: list[tuple[float, float, float]] = []
+    asked: list[asyncio.Task[int]] = []
+    begun = time.monotonic()
+    async with aiohttp.ClientSession(server.url, connector=aiohttp.TCPConnector(limit=0)) as session:
+        for _ in until(10 * FILLING, pause=0):
             page = parse(await asyncio.to_thread(server.vitals_text))
             used, ahead = value(page, "vllm_kv_cache_usage_ratio"), value(page, "vllm_kv_cache_time_to_full_seconds")
-            seen.append((time.monotonic(), used, ahead))
+            now = time.monotonic()
+            seen.append((now, used, ahead))
             if used > 0.97:
                 break
+            missing = (now - begun) / FILLING - used
+            for _ in range(min(int(missing * value(page, "vllm_kv_cache_capacity") / LONG), 4)):
+                ask = complete(session, 5000 + len(asked), prompt=LONG, max_tokens=1000)
+                asked.append(asyncio.create_task(ask))
             await asyncio.sleep(0.5)
-        writing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writing
+        for each in asked:
+            each.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
     return seen
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.live.layouts import Shared
 from tests.live.load import LoadReport, Request, put_load, send
 from tests.live.pages import settled
-from tests.live.server import VllmServer, fetch
+from tests.live.server import fetch
 from tests.parity import APART, PAIRS, Samples, differences, parse, value
 from vllm_vitals.catalog import CATALOG
 
@@ -50,10 +50,10 @@ def pages(loaded: Loaded) -> tuple[Samples, Samples]:
 
 
 @pytest.fixture(scope="module")
-def busy(optional: Shared) -> VllmServer:
+def busy(optional: Shared) -> Shared:
     # Seeded sampling and speculation do not go together on a CPU.
     put_load(optional.server, count=60, seed=1, seeded=False)
-    return optional.server
+    return optional
 
 
 def test_every_number_of_vllm_is_ours_too(pages: tuple[Samples, Samples]) -> None:
@@ -145,11 +145,10 @@ def test_a_batch_of_many_that_decode_together_agrees_too(roomy: Shared) -> None:
     assert value(ours, latencies) - value(before, latencies) == 100 * 7
 
 
-def test_options_and_preemption_agree_too(busy: VllmServer) -> None:
-    native, ours = settled(busy)
+def test_options_and_preemption_agree_too(busy: Shared) -> None:
+    native, ours = settled(busy.server, apart=busy.apart)
     ours_alone = {name: samples for name, samples in ours.items() if not name.startswith("vllm:")}
-    rebucketed = {"vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"}
-    assert list(differences(native, ours_alone, apart=rebucketed)) == []
+    assert list(differences(native, ours_alone, apart=busy.apart)) == []
     latencies = value(native, "vllm:inter_token_latency_seconds_count")
     assert value(ours, "vllm_request_inter_token_latency_seconds_count") == latencies
     for name in ("vllm:num_preemptions_total", "vllm:spec_decode_num_accepted_tokens_total"):
@@ -161,31 +160,31 @@ def test_options_and_preemption_agree_too(busy: VllmServer) -> None:
     assert computed >= value(ours, "vllm_tokens_prompt_total", source="local_compute")
 
 
-def test_buckets_follow_vllm_and_ours_win(busy: VllmServer) -> None:
-    ours = parse(busy.vitals_text())
+def test_buckets_follow_vllm_and_ours_win(busy: Shared) -> None:
+    ours = parse(busy.server.vitals_text())
     assert _edges(ours, "vllm_request_duration_seconds") == {"0.05", "0.5", "5.0", "50.0", "+Inf"}
     assert _edges(ours, "vllm_request_inter_token_latency_seconds") == {"0.001", "0.01", "0.1", "1.0", "+Inf"}
 
 
-def test_our_page_carries_vllm_page_unchanged(busy: VllmServer) -> None:
-    native, _ = settled(busy)
-    ours = parse(busy.vitals_text())
+def test_our_page_carries_vllm_page_unchanged(busy: Shared) -> None:
+    native, _ = settled(busy.server, apart=busy.apart)
+    ours = parse(busy.server.vitals_text())
     for name, samples in native.items():
         if name.startswith("vllm:") and not name.endswith("_created"):
             assert ours[name] == samples
     assert "vllm_num_requests_running" not in ours
 
 
-def test_exemplars_name_requests_in_openmetrics_only(busy: VllmServer) -> None:
+def test_exemplars_name_requests_in_openmetrics_only(busy: Shared) -> None:
     import urllib.request
 
-    request = urllib.request.Request(busy.vitals_url, headers={"Accept": "application/openmetrics-text"})
+    request = urllib.request.Request(busy.server.vitals_url, headers={"Accept": "application/openmetrics-text"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         page = answer.read().decode()
     assert '# {request_id="cmpl-' in page
     assert "vllm:num_requests_running{" in page
     assert "vllm_num_requests_running" not in page
-    assert "request_id" not in fetch(busy.vitals_url)
+    assert "request_id" not in fetch(busy.server.vitals_url)
 
 
 def _edges(samples: Samples, name: str) -> set[str]:
