@@ -101,7 +101,7 @@ async def complete(session: aiohttp.ClientSession, seed: int, *, prompt: int, **
     ask = {"model": MODEL_NAME, "prompt": tokens, "ignore_eos": True, **body}
     async with session.post("/v1/completions", json=ask) as answer:
         await answer.read()
-        return answer.status
+        return int(answer.status)
 
 
 async def together(server: VllmServer, count: int, **asked: Any) -> list[int]:

@@ -242,12 +242,14 @@ def watch_health(server: VllmServer, enough: Callable[[], bool]) -> list[float]:
     """Return the seconds that /health took until there was enough of what is waited for."""
     command = [sys.executable, "-c", PROBE, str(server.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probe:
+        assert probe.stdout is not None
         try:
+            first = probe.stdout.readline()
             assert eventually(enough, 240), "what is waited for did not come"
         finally:
             probe.terminate()
         told, _ = probe.communicate()
-    return [float(line) for line in told.splitlines()]
+    return [float(line) for line in (first + told).splitlines()]
 
 
 def failed(server: VllmServer, times: int) -> Callable[[], bool]:
