@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -30,24 +31,36 @@ AtWork = dict[str, tuple[float, float]]
 """Running and waiting requests by engine."""
 
 
-@pytest.fixture(scope="module")
-def loads(deployments: dict[str, Deployment]) -> None:
-    """Put load on all of them at the same time, and wait until it is counted: much of that is waiting."""
+def at_once(work: Callable[[Deployment], Any], deployments: dict[str, Deployment]) -> dict[str, Any]:
+    """Do something with all of them at the same time, for much of it is waiting; return what came of it by their names."""
     with ThreadPoolExecutor(len(deployments)) as pool:
-        for each, load in [
-            (each, pool.submit(put_load, each.server, count=60, disconnects=False)) for each in deployments.values()
-        ]:
-            each.load = load.result()
+        return dict(zip(deployments, pool.map(work, deployments.values()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def loaded(deployments: dict[str, Deployment]) -> dict[str, tuple[Samples, Samples]]:
+    """Put load on each, and give vLLM's page and ours once it is counted."""
+
+    def load(deployment: Deployment) -> tuple[Samples, Samples]:
+        deployment.load = put_load(deployment.server, count=60, disconnects=False)
+        return settled(deployment.server)
+
+    return at_once(load, deployments)
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
-def deployment(request: pytest.FixtureRequest, deployments: dict[str, Deployment], loads: None) -> Deployment:  # noqa: ARG001
-    return deployments[request.param]
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def pages(deployment: Deployment) -> tuple[Samples, Samples]:
-    return settled(deployment.server)
+def deployment(name: str, deployments: dict[str, Deployment], loaded: Any) -> Deployment:  # noqa: ARG001
+    return deployments[name]
+
+
+@pytest.fixture(scope="module")
+def pages(name: str, loaded: dict[str, tuple[Samples, Samples]]) -> tuple[Samples, Samples]:
+    return loaded[name]
 
 
 def test_every_number_is_that_of_vllms_merged_page(pages: tuple[Samples, Samples]) -> None:
@@ -82,14 +95,10 @@ def test_there_is_one_endpoint_and_no_fight_for_it(deployment: Deployment) -> No
     assert log.count("holds the collector") == (deployment.servers > 1)
 
 
-def test_there_is_one_identity_whose_totals_are_the_pages(
-    deployment: Deployment, pages: tuple[Samples, Samples]
-) -> None:
-    _, ours = pages
+def test_there_is_one_identity_whose_totals_are_the_pages(deployment: Deployment) -> None:
     assert len(deployment.sink.resources) == 1
-    assert eventually(
-        lambda: deployment.sink.total("vllm.tokens.generation") == value(ours, "vllm_tokens_generation_total")
-    )
+    shown = value(settled(deployment.server)[1], "vllm_tokens_generation_total")
+    assert eventually(lambda: deployment.sink.total("vllm.tokens.generation") == shown)
 
 
 def test_nothing_was_dropped_and_each_process_speaks_for_itself(
@@ -209,31 +218,58 @@ async def work_on(server: VllmServer, rank: int, until: asyncio.Event) -> None:
         await asyncio.gather(*(ask(session) for _ in range(8)))
 
 
-def test_how_unevenly_engines_work_is_shown_while_they_do(deployment: Deployment) -> None:
+class OneSided(NamedTuple):
+    """What a page shows of the imbalance: whether there was none before and after, and all that it showed meanwhile."""
+
+    before: bool
+    found: bool
+    """Whether it was seen that one engine had twice the mean."""
+    seen: list[dict[str, float]]
+    after: bool
+
+
+def one_sided(deployment: Deployment) -> OneSided:
+    """Let one engine have all the work for a while."""
     server = deployment.server
+    seen: list[dict[str, float]] = []
 
     def shown() -> dict[str, float]:
         page = parse(server.vitals_text())
         return {of: value(page, "vllm_engine_imbalance_ratio", of=of) for of in ("running", "tokens")}
 
-    assert eventually(lambda: all(map(math.isnan, shown().values()))), shown()  # nothing has worked of late
-    seen: list[dict[str, float]] = []
+    def nothing() -> bool:
+        return all(map(math.isnan, shown().values()))
 
-    def one_sided() -> bool:
+    def twice_the_mean() -> bool:
         seen.append(shown())
         return set(seen[-1].values()) == {2.0}
 
     async def load() -> bool:
         ended = asyncio.Event()
         working = asyncio.create_task(work_on(server, deployment.engines - 1, ended))
-        found = await asyncio.to_thread(eventually, one_sided, 60.0 if deployment.engines == 2 else 8.0)
+        found = await asyncio.to_thread(eventually, twice_the_mean, 60.0 if deployment.engines == 2 else 8.0)
         ended.set()
         await working
         return found
 
+    before = eventually(nothing)  # nothing has worked of late
+    found = asyncio.run(load())
+    return OneSided(before, found, seen, eventually(nothing))
+
+
+@pytest.fixture(scope="module")
+def imbalance(deployments: dict[str, Deployment], loaded: Any) -> dict[str, OneSided]:  # noqa: ARG001
+    return at_once(one_sided, deployments)
+
+
+def test_how_unevenly_engines_work_is_shown_while_they_do(
+    deployment: Deployment, name: str, imbalance: dict[str, OneSided]
+) -> None:
+    before, found, seen, after = imbalance[name]
+    assert before
     # All on one of two is twice the mean; of one engine there is nothing to compare.
-    assert asyncio.run(load()) == (deployment.engines == 2), seen
+    assert found == (deployment.engines == 2), seen
     numbers = [number for each in seen for number in each.values() if not math.isnan(number)]
     assert bool(numbers) == (deployment.engines == 2)
     assert all(number == 2.0 for number in numbers), seen
-    assert eventually(lambda: all(map(math.isnan, shown().values()))), shown()
+    assert after
