@@ -40,9 +40,15 @@ class BootstrapError(RuntimeError):
     """Something that this machine lacks; the message says what and how to get it."""
 
 
+def environment_home(version: str = VLLM) -> Path:
+    """Return where the environment of a release lies: what VITALS_LIVE_VENV says, else beside the sources."""
+    usual = ".venv-vllm" if version == VLLM else f".venv-vllm-{version}"
+    return Path(os.environ.get("VITALS_LIVE_VENV") or REPO / usual).absolute()
+
+
 def ensure_environment(version: str = VLLM) -> Path:
     """Bring the environment up to date and return its Python; instant when nothing changed."""
-    home = Path(os.environ.get("VITALS_LIVE_VENV") or REPO / ".venv-vllm").absolute()
+    home = environment_home(version)
     python, stamp = home / "bin" / "python", home / "vitals-stamp.json"
     with _locked():
         done = _read_stamp(stamp) if _probe(str(python)) else {}

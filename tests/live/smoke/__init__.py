@@ -1,0 +1,1 @@
+"""The tests that run against any supported vLLM release, in its own environment."""
