@@ -163,13 +163,13 @@ def _live(session: nox.Session, *chosen: str) -> None:
 @nox.session(venv_backend="none", tags=[TEST, ALL])
 def smoke(session: nox.Session) -> None:
     """Run one real vLLM with the plugin, a real Prometheus that scrapes it and a real OTLP receiver."""
-    _live(session, "tests/live/test_smoke.py")
+    _live(session, "tests/live/smoke/test_one_engine.py")
 
 
 @nox.session(venv_backend="none", tags=[MORE, ALL])
 def live(session: nox.Session) -> None:
     """Run everything else that a real vLLM can show."""
-    _live(session, "tests/live", "--ignore=tests/live/test_smoke.py")
+    _live(session, "tests/live", "--ignore=tests/live/smoke/test_one_engine.py")
 
 
 @nox.session(python=FOUND[NEWEST], tags=[ALL])
