@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from vllm_vitals import standard
 from vllm_vitals._util import documents
-from vllm_vitals._util.bounds import clean, closest, shown
-from vllm_vitals.settings import OtlpSettings, Section, Settings, redacted
+from vllm_vitals._util.bounds import clean, closest, name_or_hidden, shown
+from vllm_vitals.settings import OtlpSettings, Section, Settings, redacted, without_password
 from vllm_vitals.standard import LONGEST_SHOWN, LONGEST_VARIABLE, Path_
 
 PREFIX = "VITALS_"
@@ -32,6 +32,7 @@ HEADERS = ("otlp", "headers")
 STRICT = ("strict",)
 Given = tuple[Path_, Any, str]
 """A setting, the value that it is given, and where."""
+URLS = ("endpoint", "url")
 SUFFIXES = (".yaml", ".yml", ".toml")
 LONGEST_ORIGIN = 400
 """Characters of the name of a file or a variable that a line shows."""
@@ -209,8 +210,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _dotted(path: Iterable[Any]) -> str:
-    """Return the name of a setting as it may be shown."""
-    return ".".join(clean(str(part), LONGEST_KEY) for part in islice(path, 6))
+    """Return the name of a setting as it may be shown: a line that is written wrong may be the name of one."""
+    parts = [str(part) for part in islice(path, 6)]
+    secretive = parts[:1] == [HEADERS[0]]
+    return ".".join(clean(name_or_hidden(part) if secretive else redacted(part), LONGEST_KEY) for part in parts)
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path_) -> Iterator[tuple[Path_, Any]]:
@@ -280,7 +283,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        twice = sorted(shown(name, LONGEST_KEY) for name, count in counts.items() if count > 1)
+        twice = sorted({repr(name_or_hidden(name)) for name, count in counts.items() if count > 1})
         raise ValueError(f"{', '.join(twice[:MOST_LINES])} given more than once; a key may be given once")
     return found
 
@@ -300,7 +303,8 @@ def _shown(path: Path_, value: Any) -> str:
     """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
     if path[0] == HEADERS[0] and (len(path) == 1 or path[1] not in OtlpSettings.model_fields or path[1] == HEADERS[1]):
         return ""  # it holds headers, or is misspelt and may be them
-    return f"={shown(value, LONGEST_SHOWN, redacted)}"
+    hide = without_password if path[-1] in URLS else redacted
+    return f"={shown(value, LONGEST_SHOWN, hide)}"
 
 
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:

@@ -31,6 +31,8 @@ SOCKET: dict[str, Any] = {"format": "unix-socket"}
 NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
 HEADER = re.compile(r"[A-Za-z0-9._-]+")
 """What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
+PORT = re.compile(r"[0-9]{0,5}(?![^/\"'\s,}\]])")
+"""And what may come after it, in JSON too."""
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
@@ -44,12 +46,18 @@ class Section(BaseModel):
 def without_password(url: str) -> str:
     """Return a URL as it may be shown: without the user, password and query that it may hold.
 
-    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not.
+    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not. So does what is in the
+    place of a port and is none: of a URL that was cut, it is the password.
     """
     before, separator, rest = url.partition("://")
     if not separator:
         before, rest = "", url
-    return f"{before.rpartition('@')[2]}{separator}{re.split('[?#]', rest.rpartition('@')[2], maxsplit=1)[0]}"
+    shown = re.split("[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    authority = shown.partition("/")[0]
+    colon = authority.find(":", authority.rfind("]") + 1)
+    if colon >= 0 and not PORT.match(authority[colon + 1 :]):
+        shown = f"{shown[:colon]}:***"
+    return f"{before.rpartition('@')[2]}{separator}{shown}"
 
 
 def redacted(text: str) -> str:

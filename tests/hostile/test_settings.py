@@ -227,6 +227,9 @@ SECRETIVE = [
     {"VITALS_OTLP__HEADERS": f'{{"authorization": "Bearer {SECRET}", }}'},
     {"VITALS_OTLP__HEADERS": f'{{"authorization:{SECRET}": 1}}'},
     {"VITALS_OTLP__HEADERS": f'{{"{SECRET}": 1, "b": {{"c": "{SECRET}"}}}}'},
+    {"VITALS_OTLP__HEADERS": f'{{"a:{SECRET}": 1, "a:{SECRET}": 2}}'},
+    {"VITALS_OTLP": f'{{"headers; a: {SECRET}": 1}}'},
+    {"VITALS_NATIVE": f'{{"url; http://user:{SECRET}@host": 1}}'},
     {"VITALS_OTLP__HEADERS": f'["{SECRET}"]'},
     {"VITALS_OTLP__HEADERS": SECRET},
     {"VITALS_OTLP__HEADER": SECRET},
@@ -243,6 +246,11 @@ SECRETIVE = [
     {"OTEL_EXPORTER_OTLP_ENDPOINT": f"user:{SECRET}@host:4317"},
     {"VITALS_OTLP__ENDPOINT": f"http://user:{SECRET}@["},
     {"VITALS_NATIVE__URL": f"user:{SECRET}@host"},
+    {"VITALS_NATIVE__URL": f"http://user:{SECRET}"},
+    {"VITALS_NATIVE__URL": f"http://user:a/{SECRET}"},
+    {"VITALS_NATIVE__URL": f"user:{SECRET}"},
+    {"OTEL_EXPORTER_OTLP_ENDPOINT": f"user:{SECRET}"},
+    {"VITALS_NATIVE__TIMEOUT": f"http://user:{SECRET}"},
     {"VITALS_NATIVE": f'{{"url": "http://u:{SECRET}@host", "more": "http://v:{SECRET}@host", }}'},
     {"VITALS_NATIVE": f'[["http://u:{SECRET}@host"]]'},
     {"VITALS_NATIVE__URL": f'{{"http://u:{SECRET}@host": "http://u:{SECRET}@host"}}'},
@@ -255,6 +263,25 @@ def test_no_secret_of_a_variable_is_shown() -> None:
     for environ in SECRETIVE:
         result = outcome(environ)
         assert isinstance(result, SettingsError) or result.warnings, environ
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", f"otlp: {{headers: {{'a:{SECRET}': 1, 'a:{SECRET}': 2}}}}"),
+        ("a.yaml", f"otlp: {{headers: {{a: *{SECRET}}}}}"),
+        ("a.yaml", f"otlp: {{headers: {{a: !{SECRET} x}}}}"),
+        ("a.yaml", f"otlp: {{headers: {{a: !!int {SECRET}}}}}"),
+        ("a.yaml", f"otlp: {{headers: {{a: '{SECRET}}}}}"),
+        ("a.yaml", f"otlp:\n  headers;\n  a: {SECRET}: x"),
+        ("a.toml", f"[otlp.headers]\n'a:{SECRET}' = 1\n'a:{SECRET}' = 2"),
+        ("a.toml", f"[otlp]\nheaders = {{'a:{SECRET}' = 1, 'a:{SECRET}' = 2}}"),
+        ("a.toml", f"[otlp]\nheaders = {{'a:{SECRET}' = 1}}\n[otlp.headers.'a:{SECRET}']"),
+        ("a.toml", f"[otlp.headers]\na = {SECRET}"),
+    ],
+)
+def test_no_secret_of_a_file_that_cannot_be_read_is_shown(name: str, text: str, tmp_path: Path) -> None:
+    assert name in problem({"VITALS_CONFIG": write(tmp_path, text, name)})
 
 
 def test_a_fault_of_our_own_is_a_clear_error_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What comes from outside, as it may be shown: bounded, on one line, and without looking at more than is shown."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -16,6 +17,8 @@ LONGEST_INTEGER = 256
 """Bits; decimal digits take time that grows with the square of their number."""
 LONGEST_NAME = 64
 """Characters of a name that are compared with others."""
+NAME = re.compile(r"[\w.-]{1,64}")
+HIDDEN = "***"
 SCALARS = (type(None), bool, float, complex, date, time, PurePath)
 
 
@@ -88,3 +91,8 @@ def _scalar(value: Any) -> str:
 def closest(name: str, known: Collection[str]) -> str:
     """Return which known name may have been meant, `""` for none."""
     return next(iter(difflib.get_close_matches(name[:LONGEST_NAME], known, 1)), "")
+
+
+def name_or_hidden(text: str) -> str:
+    """Return a text if it looks like a name: of `authorization:TOKEN`, where a name belongs, the most is secret."""
+    return text if NAME.fullmatch(text) else HIDDEN

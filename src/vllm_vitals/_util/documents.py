@@ -13,7 +13,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.bounds import clean, name_or_hidden
 from vllm_vitals._util.files import read
 
 if sys.version_info >= (3, 11):
@@ -38,7 +38,7 @@ MERGE = f"{STANDARD}merge"
 """The tag of `<<`, with which a mapping may take over several others."""
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 QUOTED = re.compile(r"'[^'<][^']+'")
-"""What the YAML parser quotes of a document; not the name of a token, such as `'<block end>'`."""
+"""What the parsers quote of a document; not the name of a token, such as `'<block end>'`."""
 
 
 class DocumentError(ValueError):
@@ -87,7 +87,7 @@ def _parsers_words(error: Exception) -> str:
     if isinstance(error, yaml.reader.ReaderError):
         return f"it has a character that YAML does not allow, at position {error.position}"
     if isinstance(error, tomllib.TOMLDecodeError):
-        return clean(str(error), LONGEST_PROBLEM)
+        return QUOTED.sub("'...'", clean(str(error), LONGEST_PROBLEM))
     return "a number in it is too long" if isinstance(error, ValueError) else type(error).__name__
 
 
@@ -226,7 +226,7 @@ def _twice(node: Any, path: tuple[str, ...], seen: set[int]) -> Iterator[str]:
     first: dict[tuple[str, str], int] = {}
     for place, each in enumerate(node.value):
         key, value = each if isinstance(node, yaml.MappingNode) else (None, each)
-        inner = (*path, clean(key.value, 50) if isinstance(key, yaml.ScalarNode) else str(place))
+        inner = (*path, name_or_hidden(key.value) if isinstance(key, yaml.ScalarNode) else str(place))
         if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in first:
