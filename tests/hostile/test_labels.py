@@ -13,7 +13,7 @@ from types import SimpleNamespace as Stats
 from typing import Any
 from urllib.parse import quote
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hostile.pages import Pages, Pushes, readable, total
@@ -103,6 +103,15 @@ def test_any_text_becomes_a_label_that_utf8_can_carry(text: str) -> None:
     if text.isprintable():
         assert made == text[:LONGEST_LABEL]
     assert label(made) == made
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(st.characters(), max_size=12) | st.text(' #{}",=\\\nre_1.', max_size=12))
+def test_any_request_id_leaves_a_page_that_parses(text: str) -> None:
+    ended = (Finished("stop", 1.7e9, 0.25, request_id=text), Finished("stop", 1.7e9, 5.0, request_id="fair"))
+    pages = Pages(collect(finished(*ended), exemplars=True), openmetrics=True)
+    assert total(pages.next(), "vllm_request_duration_seconds_count") == 2
+    assert b'request_id="fair"' in pages.render()
 
 
 def test_what_is_no_text_is_unknown_and_never_none() -> None:

@@ -15,8 +15,8 @@ from vllm_vitals.collector.store import Family
 from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
 
-_QUOTING = re.compile(r'["\\]').search
-"""Finds what has to be escaped in an exemplar, where not every parser knows how: such an id, of a client's choice, has none."""
+_UNFIT = re.compile(r'["\\{}]').search
+"""Finds what not every parser takes in an exemplar, escaped or not: such an id, which a client chose, has none."""
 
 
 class Writer:
@@ -145,7 +145,7 @@ class RequestWriter(HistogramWriter):
             if (
                 request.request_id
                 and (name := request.request_id[: self._exemplars]).isprintable()
-                and not _QUOTING(name)
+                and not _UNFIT(name)
             ):
                 cell.attach(Exemplar(name, float(values[index]), request.time))
 
