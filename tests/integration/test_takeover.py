@@ -29,7 +29,7 @@ from tests.unit.fake_vllm import FakeVllm, make_config
 from tests.unit.otlp import HOST, free_port, wait_until
 from vllm_vitals import host as hosts
 from vllm_vitals.collector.merge import LONGEST_HOLD, REST
-from vllm_vitals.election import Election, _started
+from vllm_vitals.election import Election, _started, meeting_point
 from vllm_vitals.settings import WireSettings
 from vllm_vitals.wire.courier import Courier
 from vllm_vitals.wire.messages import PROTOCOL, Hello
@@ -217,7 +217,7 @@ class Deployment:
     def end(self) -> None:
         for server in self._started:
             server.kill()
-        here = Path(f"/tmp/vllm-vitals-{os.getuid()}") / f"{os.getpid()}-{_started(os.getpid())}"  # noqa: S108
+        here = meeting_point().parent / f"{os.getpid()}-{_started(os.getpid())}"
         for suffix in (".sock", ".lock"):
             here.with_suffix(suffix).unlink(missing_ok=True)
 

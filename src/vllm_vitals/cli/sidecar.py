@@ -33,6 +33,10 @@ def run(socket: Path | None, native_url: str | None) -> int:
         return NO_SOCKET
     ended.poll()
     sidecar.stop()
+    for (
+        number
+    ) in ENDS:  # Python puts their usual effect back before the process is gone, and its exit code would be theirs
+        signal.signal(number, signal.SIG_IGN)
     LOGGER.info("Sidecar ended")
     return 0
 

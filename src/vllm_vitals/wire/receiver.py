@@ -36,7 +36,7 @@ Take = Callable[[Peer, Sequence[Record], float], None]
 class Visit:
     """One connection: the thread that serves it, and whether it has said who it is."""
 
-    thread: threading.Thread
+    thread: threading.Thread | None = None
     known: bool = False
 
 
@@ -115,7 +115,8 @@ class Receiver:
         if self._thread is not None:
             self._thread.join(max(end - time.monotonic(), 0.0))
         for visit in list(self._open.values()):
-            visit.thread.join(max(end - time.monotonic(), 0.0))
+            if visit.thread is not None:
+                visit.thread.join(max(end - time.monotonic(), 0.0))
 
     def abandon(self) -> None:
         """Close what a fork copied, without touching threads or locks."""
@@ -167,10 +168,10 @@ class Receiver:
             conn.close()
             self._complain("many", "More than %d connections at %s; it takes no more", self._most, self._path)
         else:
-            thread = threading.Thread(target=self._serve, args=(conn,), name="vitals-wire", daemon=True)
-            self._open[conn] = Visit(thread)
+            visit = self._open[conn] = Visit()
+            visit.thread = threading.Thread(target=self._serve, args=(conn, visit), name="vitals-wire", daemon=True)
             try:
-                thread.start()
+                visit.thread.start()
             except RuntimeError:  # there are too many
                 del self._open[conn]
                 conn.close()
@@ -203,9 +204,7 @@ class Receiver:
         self._listener, self._there = fresh, True
         return fresh
 
-    def _serve(self, conn: socket.socket) -> None:
-        visit = self._open[conn]
-
+    def _serve(self, conn: socket.socket, visit: Visit) -> None:
         def known() -> None:
             visit.known = True
 
