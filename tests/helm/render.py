@@ -53,7 +53,7 @@ def helm(major: int, *words: str, values: Mapping[str, Any] | Path | None = None
     given = () if values is None else ("-f", str(values) if isinstance(values, Path) else "-")
     text = None if isinstance(values, Path) or values is None else yaml.safe_dump(dict(values))
     done = subprocess.run(
-        [tools(major).helm, *words, *given], input=text, capture_output=True, text=True, check=False, timeout=60
+        [tools(major).helm, *words, *given], input=text, capture_output=True, text=True, check=False, timeout=250
     )
     if done.returncode:
         raise Refused(done.stdout + done.stderr)
