@@ -259,7 +259,12 @@ def _pusher(protocol: str, model: Path, home: Path) -> Pusher:
 
 
 LAYOUTS: dict[str, Maker] = {
-    "stored": watched, "beside": beside, "without": without, "elastic": elastic, "doomed": doomed, "starts": starts,
+    "beside": beside,
+    "stored": watched,
+    "without": without,
+    "elastic": elastic,
+    "doomed": doomed,
+    "starts": starts,
     "pushers": pushers,
-}  # fmt: skip
-"""By name what makes them, in the order in which they run."""
+}
+"""By name what makes them, in the order in which they run: two that take much memory do not follow each other."""

@@ -65,14 +65,12 @@ def place(item: pytest.Item, names: set[str]) -> tuple[int, int, int]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start what is needed next, while this test runs."""
-    fleet = item.config.stash.get(FLEET, None)
+    fleet, needs = item.config.stash.get(FLEET, None), item.config.stash[NEEDS]
     if fleet is not None:
-        left = list(item.config.stash[NEEDS])
-        for other in item.session.items[item.session.items.index(item) + 1 :]:
-            new = item.config.stash[NEEDS].get(other.nodeid, set()) - item.config.stash[NEEDS].get(item.nodeid, set())
-            if new and other.nodeid in left:
-                fleet.begin(min(new, key=list(LAYOUTS).index))
-                break
+        later = item.session.items[item.session.items.index(item) + 1 :]
+        others = (needs.get(other.nodeid, set()) - needs[item.nodeid] for other in later)
+        if new := next(filter(None, others), None):
+            fleet.begin(min(new, key=list(LAYOUTS).index))
 
 
 @pytest.hookimpl(trylast=True)

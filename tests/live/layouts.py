@@ -53,6 +53,8 @@ LONGEST = 2048
 WITH_NATIVE = "2-engines-2-servers"
 """The layout whose page has vLLM's own metrics too."""
 NATIVE_TOO = {"VITALS_PROMETHEUS__INCLUDE_NATIVE": "true"}
+BLOCK, BLOCKS = 128, 800
+"""Tokens of a block, and blocks of the KV cache, of the roomy server."""
 NARROW = 2
 """Most requests in the batch of the narrow server."""
 BUDGET = 256
@@ -191,7 +193,7 @@ def roomy(model: Path, home: Path) -> Iterator[Shared]:
     meter = Meter(driver) if driver else None
     (home / "sitecustomize.py").write_text(HANGING)
     arguments = (
-        "--max-model-len=2048", "--max-num-seqs=128", "--block-size=128", "--num-gpu-blocks-override=800",
+        "--max-model-len=2048", "--max-num-seqs=128", f"--block-size={BLOCK}", f"--num-gpu-blocks-override={BLOCKS}",
         "--enable-mfu-metrics",
     )  # fmt: skip
 

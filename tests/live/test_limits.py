@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from tests.live.fleet import Fleet
-from tests.live.layouts import NARROW, SEQUENCES, Deployment, Shared
+from tests.live.layouts import BLOCK, BLOCKS, NARROW, SEQUENCES, Deployment, Shared
 from tests.live.load import complete, together
 from tests.live.model import VOCAB
 from tests.live.pages import eventually, idle, read, running, settled, until, waiting
@@ -129,8 +129,8 @@ async def until_full(server: VllmServer) -> list[tuple[float, float, float]]:
             seen.append((now, used, ahead))
             if used > 0.97:
                 break
-            missing = (now - begun) / FILLING - used
-            for _ in range(min(int(missing * value(page, "vllm_kv_cache_capacity") / LONG), 4)):
+            missing = (now - begun) / FILLING - (0 if math.isnan(used) else used)
+            for _ in range(min(int(missing * BLOCK * BLOCKS / LONG), 4)):
                 ask = complete(session, 5000 + len(asked), prompt=LONG, max_tokens=1000)
                 asked.append(asyncio.create_task(ask))
             await asyncio.sleep(0.5)
