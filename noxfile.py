@@ -137,14 +137,14 @@ def boards(session: nox.Session) -> None:
     if NEWEST == "3.10":
         session.skip("grafana-foundation-sdk needs Python 3.11 or newer; none is here")
     session.install("-e", ".[preview]", "-r", "tests/boards/requirements.txt")
-    pytest(session, "tests/boards")
+    pytest(session, *PARALLEL, "tests/boards")
 
 
 @nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
 def rules(session: nox.Session) -> None:
     """Evaluate recording rules and alerts with promtool."""
     session.install("-e", ".", "-r", "tests/rules/requirements.txt")
-    pytest(session, "tests/rules")
+    pytest(session, *PARALLEL, "tests/rules")
 
 
 @nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
@@ -152,7 +152,7 @@ def helm(session: nox.Session) -> None:
     """Render the chart with real Helms, and check what comes out and what else `deploy/` holds."""
     session.install("-e", ".", "-r", "tests/helm/requirements.txt")
     # cloudcoil brings a plugin of its own for pytest, which wants more than is here.
-    pytest(session, "-p", "no:cloudcoil", "tests/helm")
+    pytest(session, *PARALLEL, "-p", "no:cloudcoil", "tests/helm")
 
 
 def _live(session: nox.Session, *chosen: str) -> None:
