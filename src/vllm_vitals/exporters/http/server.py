@@ -72,7 +72,11 @@ class Server(Generic[Page]):
         for watched in (self._woken, *self._listeners):
             self._selector.register(watched, EVENT_READ)
         self._pages.start()
-        threading.Thread(target=self._run, name="vitals-scrapes", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="vitals-scrapes", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads; whoever tries again shall not collect them
+            self._pages.end()
+            raise
 
     def close(self) -> None:
         """Listen no more, and return when that is so. Pages that are asked for are still sent."""
