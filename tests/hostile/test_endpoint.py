@@ -202,21 +202,21 @@ TLS = (garbage, half_a_handshake, a_handshake_without_an_end, say_nothing, leave
 @pytest.mark.parametrize("attack", PLAIN)
 def test_probes_and_scrapers_are_answered(target: Target, attack: Attack) -> None:
     with nothing_is_left_of_it(target), attacked(target, attack):
-        for _ in range(5):
+        for _ in range(3):
             serves(target)
 
 
 @pytest.mark.parametrize("attack", TLS)
 def test_probes_and_scrapers_are_answered_over_tls(tls_target: Target, attack: Attack) -> None:
     with nothing_is_left_of_it(tls_target), attacked(tls_target, attack):
-        for _ in range(5):
+        for _ in range(3):
             serves(tls_target)
 
 
 @pytest.mark.parametrize("attack", [say_nothing, trickle, read_nothing])
 def test_a_probe_is_answered_though_it_has_the_address_of_the_attackers(target: Target, attack: Attack) -> None:
     with attacked(target, attack):
-        for _ in range(5):
+        for _ in range(3):
             serves(target, source=HOST)
 
 

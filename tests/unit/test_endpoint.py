@@ -162,6 +162,8 @@ ACCEPTS = [
     ("application/openmetrics-text;q=0.5,text/plain;q=0.1,*/*;q=0.9", True),
     ("*/*;q=0.9,text/plain;q=0.1,application/openmetrics-text;q=0.5", True),
     ("application/openmetrics-text;q=abc, text/plain", False),
+    ("application/openmetrics-text;q=nan", False), ("application/openmetrics-text" + ",a/b" * 10000, True),
+    ("a/b," * limits.MEDIA_RANGES + "application/openmetrics-text", False),  # no more of them are looked at
 ]  # fmt: skip
 
 

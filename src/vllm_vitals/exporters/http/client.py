@@ -13,6 +13,8 @@ from vllm_vitals.exporters.http.message import Answer, RefusedError, Request, he
 READS_AT_ONCE = 16
 PIECE = 65536
 PIECES_AT_ONCE = 4
+WASTE = bytearray(PIECE)
+"""Where bytes go that nobody reads."""
 IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
@@ -136,19 +138,18 @@ class Client:
     def linger(self, now: float) -> None:
         """Say that nothing more will come."""
         self.state, self.wants = State.LINGERING, EVENT_READ
-        self.due, self.reads = min(self.end, now + limits.LINGER_SECONDS), 0
+        self.due = min(self.end, now + limits.LINGER_SECONDS)
         self._parts, self.body = [], b""
         self._finish()
 
     def discard(self) -> bool:
         """Throw away what it still sends and return whether that was enough."""
-        self.reads += 1
         try:
-            piece = self.connection.recv(limits.LINGER_BYTES)
+            count = self.connection.recv_into(WASTE)
         except BlockingIOError:
             return False
-        self._discarded += len(piece)
-        return not piece or self._discarded > limits.LINGER_BYTES
+        self._discarded += count
+        return not count or self._discarded > limits.LINGER_BYTES
 
     def close(self) -> None:
         """Close the connection, whatever state it is in."""

@@ -44,5 +44,7 @@ TICK_SECONDS = 0.05
 """Seconds between two looks at the deadlines, and between two reads from a client that sends in small pieces."""
 ACCEPTS = 32
 """Connections that are accepted before others get a turn."""
+REST_SECONDS = 300e-6
+"""Seconds that the thread of the connections rests after each piece of work, so that a flood gets a part of its time."""
 PAUSE_SECONDS = 0.5
 """Seconds in which nothing is accepted when the system has no descriptor or memory for it."""

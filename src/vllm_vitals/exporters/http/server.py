@@ -21,7 +21,7 @@ from vllm_vitals.exporters.http.message import Answer, RefusedError, Request, pl
 from vllm_vitals.exporters.http.pages import Pages
 from vllm_vitals.exporters.http.slots import Slots
 from vllm_vitals.exporters.tls import Certificates
-from vllm_vitals.feed.pace import Pace
+from vllm_vitals.feed.pace import PIECE
 from vllm_vitals.logs import log_once
 
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -56,14 +56,14 @@ class Server(Generic[Page]):
         self._woken, self._waker = socket.socketpair()
         self._pages: Pages[Page] = Pages(app.page, self._wake)
         self._resting: set[Client] = set()
-        """Those that are read at the next tick, because they send in small pieces."""
+        """Those that are read at the next tick: they send in small pieces, or have their answer."""
         self._tick_due = 0.0
         self._accept_due = 0.0
         """When to accept again; 0 unless accepting is paused."""
         self._closing = False
         self._free = threading.Event()
         """Set when the port is free again."""
-        self._breathe = Pace().breathe
+        self._worked_since = time.monotonic()
 
     def start(self) -> None:
         """Start both threads."""
@@ -72,7 +72,11 @@ class Server(Generic[Page]):
         for watched in (self._woken, *self._listeners):
             self._selector.register(watched, EVENT_READ)
         self._pages.start()
-        threading.Thread(target=self._run, name="vitals-scrapes", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="vitals-scrapes", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads; whoever tries again shall not collect them
+            self._pages.end()
+            raise
 
     def close(self) -> None:
         """Listen no more, and return when that is so. Pages that are asked for are still sent."""
@@ -198,7 +202,13 @@ class Server(Generic[Page]):
         except Exception:  # noqa: BLE001 - it costs this client its connection, and no other
             log_once(logging.ERROR, "A request of the scrape endpoint failed", traceback=True)
             self._drop(client)
-        self._breathe()
+        self._rest()
+
+    def _rest(self) -> None:
+        """Give the interpreter up after a piece of work. Non-blocking calls give it up too, but take it right back."""
+        if time.monotonic() - self._worked_since >= PIECE:
+            time.sleep(limits.REST_SECONDS)
+            self._worked_since = time.monotonic()
 
     def _step(self, client: Client) -> None:
         if client.state is State.SHAKING and client.shake():
@@ -288,8 +298,9 @@ class Server(Generic[Page]):
         client.close()
 
     def _watch(self, client: Client) -> None:
-        """Let the selector tell when a client can go on; one that sends in small pieces is looked at by the tick."""
-        if client.reads > limits.QUICK_READS and client.state is not State.ANSWERING:
+        """Let the selector tell when a client can go on, or the tick when there is no hurry."""
+        slow = client.reads > limits.QUICK_READS and client.state is not State.ANSWERING
+        if slow or client.state is State.LINGERING:
             self._ignore(client.connection)
             self._resting.add(client)
         elif client.connection not in self._selector.get_map():
