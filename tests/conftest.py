@@ -11,7 +11,7 @@ import random
 import pytest
 
 EFFORTS = ("test", "all")
-FEWER = 6
+FEWER = 3
 """How many times fewer examples `test` tries of a property than the test says."""
 SEED = 20_260_101
 """What is tried when nothing is left to chance."""
