@@ -1,4 +1,7 @@
-"""Every test, each in an environment of its own. `make test` runs them all."""
+"""Every test, each in an environment of its own.
+
+`make test` runs the sessions tagged `test`, `make test-more` those tagged `more`, and `make test-all` everything.
+"""
 
 import re
 import shutil
@@ -14,11 +17,16 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parent
+RESULTS = ROOT / ".cache" / "results"
+"""Where each session leaves what its tests came to, for `tests/summary.py`."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 OLD = PYTHONS[:2]
-nox.options.sessions = ["lint", "unit", "oldest", "compat", "boards", "rules", "helm", "live"]
+TEST, MORE, ALL = "test", "more", "all"
+nox.options.tags = [TEST]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
+
+PARALLEL = ("-n", "2", "--dist", "worksteal")
 
 
 def find(version: str) -> str | None:
@@ -31,17 +39,17 @@ def find(version: str) -> str | None:
 
 
 FOUND = {version: path for version in PYTHONS if (path := find(version))} or {"this": sys.executable}
-NEWEST = list(FOUND.values())[-1]
-SLOW = tuple(
-    f"--ignore=tests/unit/test_{name}.py"
-    for name in ("deploy_runs", "gpu_amd_process", "otlp_shutdown", "takeover", "year")
-)
-"""What takes long without computing anything that depends on the Python version."""
-AT_ONCE = ("-n", "2", "--dist", "loadfile")
+NEWEST = list(FOUND)[-1]
 OLDEST = next((FOUND[version] for version in OLD if version in FOUND), None)
 
 
-@nox.session(python=NEWEST)
+def pytest(session: nox.Session, *arguments: str, python: str = "python") -> None:
+    """Run tests, and leave their results for the summary."""
+    result = RESULTS / f"{session.name}.xml"
+    session.run(python, "-m", "pytest", f"--junitxml={result}", *arguments, *session.posargs)
+
+
+@nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
 def lint(session: nox.Session) -> None:
     """Check style and types."""
     session.install(
@@ -60,66 +68,118 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session(python=list(FOUND.values()))
-def unit(session: nox.Session) -> None:
-    """Run the unit tests on every Python that is found; what takes long, on one."""
+def _unit(session: nox.Session) -> None:
     session.install("-e", ".", "-r", "tests/requirements.txt")
-    slow = () if session.python == NEWEST else SLOW
-    session.run("pytest", *AT_ONCE, "tests/unit", *slow, *session.posargs)
+    pytest(session, *PARALLEL, "tests/unit")
 
 
-@nox.session(python=NEWEST)
-def fuzz(session: nox.Session) -> None:
-    """Send a million mutated frames over the wire; the unit tests send some thousands."""
-    session.install("-e", ".", "-r", "tests/requirements.txt")
-    session.run("pytest", "tests/unit/test_wire_fuzz.py", *session.posargs, env={"VITALS_WIRE_FUZZ": "1000000"})
+for version, path in FOUND.items():
+    _unit.__doc__ = f"Run the unit tests on Python {version}."
+    nox.session(_unit, python=path, name=f"unit-{version}", tags=[TEST if version == NEWEST else MORE, ALL])
 
 
-@nox.session(python=OLDEST)
-def oldest(session: nox.Session) -> None:
-    """Run the unit tests with the oldest dependencies that the package allows."""
+def _oldest(session: nox.Session, *chosen: str) -> None:
     if OLDEST is None:
-        session.skip(f"NOT RUN: the oldest dependencies have wheels for Python {' and '.join(OLD)} only; none is here")
+        session.skip(f"the oldest dependencies have wheels for Python {' and '.join(OLD)} only; none is here")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = [re.sub(r">=", "==", dependency) for dependency in project["dependencies"]]
     session.install(*pins, "-r", "tests/requirements.txt")
     session.install("--no-deps", "-e", ".")
-    session.run("pytest", *AT_ONCE, "tests/unit", *SLOW, *session.posargs)
+    pytest(session, *PARALLEL, "tests/unit", *chosen)
 
 
-@nox.session(python=NEWEST)
-def compat(session: nox.Session) -> None:
-    """Read the stats classes of many vLLM releases, taken out of their wheels."""
+@nox.session(python=OLDEST, tags=[TEST])
+def oldest(session: nox.Session) -> None:
+    """Run what depends on versions on the oldest Python, with the oldest dependencies that the package allows."""
+    _oldest(session, "-m", "versions")
+
+
+@nox.session(python=OLDEST, name="oldest-all", tags=[MORE, ALL])
+def oldest_all(session: nox.Session) -> None:
+    """Run all unit tests on the oldest Python, with the oldest dependencies that the package allows."""
+    _oldest(session)
+
+
+@nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
+def hostile(session: nox.Session) -> None:
+    """Attack the public surfaces: sockets, files, receivers, signals."""
     session.install("-e", ".", "-r", "tests/requirements.txt")
-    session.run("pytest", "tests/compat", *session.posargs)
+    pytest(session, *PARALLEL, "tests/hostile")
 
 
-@nox.session(python=NEWEST)
+@nox.session(python=FOUND[NEWEST], tags=[MORE, ALL])
+def integration(session: nox.Session) -> None:
+    """Test real processes together: forks, takeovers, ends, stand-ins for GPU drivers, a simulated year."""
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    pytest(session, *PARALLEL, "tests/integration")
+
+
+def _compat(session: nox.Session, releases: str) -> None:
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    pytest(session, *PARALLEL, "tests/compat", f"--releases={releases}")
+
+
+@nox.session(python=FOUND[NEWEST], tags=[TEST])
+def compat(session: nox.Session) -> None:
+    """Read the stats classes of a few vLLM releases, taken out of their wheels."""
+    _compat(session, "few")
+
+
+@nox.session(python=FOUND[NEWEST], name="compat-all", tags=[MORE, ALL])
+def compat_all(session: nox.Session) -> None:
+    """Read the stats classes of every vLLM release, taken out of their wheels."""
+    _compat(session, "all")
+
+
+@nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
 def boards(session: nox.Session) -> None:
     """Check the dashboards against the catalogue, PromQL and Grafana's own schemas, and previews of them."""
-    if FOUND.get("3.10") == NEWEST:
-        session.skip("NOT RUN: grafana-foundation-sdk needs Python 3.11 or newer; none is here")
+    if NEWEST == "3.10":
+        session.skip("grafana-foundation-sdk needs Python 3.11 or newer; none is here")
     session.install("-e", ".[preview]", "-r", "tests/boards/requirements.txt")
-    session.run("pytest", "tests/boards", *session.posargs)
+    pytest(session, *PARALLEL, "tests/boards")
 
 
-@nox.session(python=NEWEST)
+@nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
 def rules(session: nox.Session) -> None:
     """Evaluate recording rules and alerts with promtool."""
     session.install("-e", ".", "-r", "tests/rules/requirements.txt")
-    session.run("pytest", "tests/rules", *session.posargs)
+    pytest(session, *PARALLEL, "tests/rules")
 
 
-@nox.session(python=NEWEST)
+@nox.session(python=FOUND[NEWEST], tags=[TEST, ALL])
 def helm(session: nox.Session) -> None:
     """Render the chart with real Helms, and check what comes out and what else `deploy/` holds."""
     session.install("-e", ".", "-r", "tests/helm/requirements.txt")
     # cloudcoil brings a plugin of its own for pytest, which wants more than is here.
-    session.run("pytest", "-p", "no:cloudcoil", "tests/helm", *session.posargs)
+    pytest(session, *PARALLEL, "-p", "no:cloudcoil", "tests/helm")
 
 
-@nox.session(venv_backend="none")
-def live(session: nox.Session) -> None:
-    """Run against a real vLLM, and a real Prometheus that scrapes it."""
+def _live(session: nox.Session, *chosen: str) -> None:
     session.run(sys.executable, "tests/live/bootstrap.py")
-    session.run(".venv-vllm/bin/python", "-m", "pytest", "tests/live", *session.posargs)
+    pytest(session, *chosen, python=".venv-vllm/bin/python")
+
+
+@nox.session(venv_backend="none", tags=[TEST, ALL])
+def smoke(session: nox.Session) -> None:
+    """Run one real vLLM with the plugin, a real Prometheus that scrapes it and a real OTLP receiver."""
+    _live(session, "tests/live/smoke/test_one_engine.py")
+
+
+@nox.session(venv_backend="none", tags=[MORE, ALL])
+def live(session: nox.Session) -> None:
+    """Run everything else that a real vLLM can show."""
+    _live(session, "tests/live", "--ignore=tests/live/smoke/test_one_engine.py")
+
+
+@nox.session(python=FOUND[NEWEST], tags=[ALL])
+def fuzz(session: nox.Session) -> None:
+    """Send a million mutated frames over the wire; the other tests send some thousands."""
+    session.install("-e", ".", "-r", "tests/requirements.txt")
+    pytest(session, "tests/unit/test_wire_fuzz.py", "--effort=all")
+
+
+@nox.session(venv_backend="none", tags=[ALL])
+def releases(session: nox.Session) -> None:
+    """Run the smoke test on real engines of older vLLM releases, one after the other."""
+    session.run(sys.executable, "-m", "tests.live.releases", *session.posargs)

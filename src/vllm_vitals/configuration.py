@@ -2,45 +2,54 @@
 
 In this order: `VITALS_*` variables (nested names joined by two underscores), the standard `OTEL_*` variables,
 the YAML or TOML file that `VITALS_CONFIG` names, the default.
+
+Whatever these hold, there are settings in the end or a `SettingsError`, soon, and with a bounded number of bounded lines.
 """
 
-import difflib
 import json
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from vllm_vitals import standard
-from vllm_vitals.settings import Section, Settings, without_password
-from vllm_vitals.standard import Path_
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from vllm_vitals._util import documents
+from vllm_vitals._util.bounds import clean, closest, name_or_hidden, shown
+from vllm_vitals.settings import OtlpSettings, Section, Settings, redacted, without_password
+from vllm_vitals.standard import LONGEST_SHOWN, LONGEST_VARIABLE, Path_
 
 PREFIX = "VITALS_"
 FILE_VARIABLE = "VITALS_CONFIG"
 ENDPOINT = ("otlp", "endpoint")
 SIGNAL_PATH = ("otlp", "signal_path")
 HEADERS = ("otlp", "headers")
-MERGE = "tag:yaml.org,2002:merge"
-"""The tag of `<<`, with which a mapping may take over several others."""
-LONGEST_SHOWN = 250
-"""Characters of a value that a line about it shows: a list of SLOs would fill pages."""
+STRICT = ("strict",)
+Given = tuple[Path_, Any, str]
+"""A setting, the value that it is given, and where."""
+URLS = ("endpoint", "url")
+SUFFIXES = (".yaml", ".yml", ".toml")
+LONGEST_ORIGIN = 400
+"""Characters of the name of a file or a variable that a line shows."""
+LONGEST_KEY = 64
+"""Characters of a part of a setting's name that a line shows."""
+LONGEST_MESSAGE = 600
+LONGEST_LINE = 1500
+MOST_LINES = 10
+"""Lines of a section; further problems are only counted. Likewise warnings."""
 
 
 class SettingsError(ValueError):
     """Some settings are wrong: one line for each, naming the setting, its value and what is allowed.
 
     `problems` has the lines by the section that they are in (a setting of no section is its own); `rest` holds
-    the settings with those sections switched off, `None` when the trouble is not in sections alone.
+    the settings with those sections switched off, `None` when the trouble is not in sections alone. `strict`: vLLM
+    shall not start.
     """
 
     def __init__(
@@ -48,10 +57,13 @@ class SettingsError(ValueError):
         problems: Mapping[str, Sequence[str]] | str,
         rest: Settings | None = None,
         warnings: Sequence[str] = (),
+        *,
+        strict: bool = False,
     ) -> None:
         self.problems = {"": [problems]} if isinstance(problems, str) else problems
         self.rest = rest
         self.warnings = warnings
+        self.strict = strict
         super().__init__("\n".join(line for lines in self.problems.values() for line in lines))
 
 
@@ -64,33 +76,71 @@ class Loaded:
     warnings: list[str] = field(default_factory=list)
 
 
+class _Problems:
+    """What is wrong, by section; what is in none of them, by `""`."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+        self._more: Counter[str] = Counter()
+
+    def add(self, name: str, line: Callable[[], str]) -> None:
+        """Take a problem with a setting or section in; its line is made if it is shown."""
+        section = name if name in Settings.model_fields else ""
+        lines = self._lines.setdefault(section, [])
+        if len(lines) < MOST_LINES:
+            lines.append(clean(line(), LONGEST_LINE))
+        else:
+            self._more[section] += 1
+
+    def lines(self) -> dict[str, list[str]]:
+        """Return the lines of each section that has problems."""
+        more = {section: [f"and {count} more problems like these"] for section, count in self._more.items()}
+        return {section: lines + more.get(section, []) for section, lines in self._lines.items()}
+
+
 def load(environ: Mapping[str, str]) -> Loaded:
     """Return the settings of an environment.
 
     Raises:
-        SettingsError: for a value that is not allowed, and for a file that cannot be read.
+        SettingsError: for a value that is not allowed, a file that cannot be read, and whatever else goes wrong.
     """
+    try:
+        return _load(environ)
+    except (SettingsError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - pydantic's core may raise what is no Exception
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__} in {Path(at.filename).name}, line {at.lineno}"
+        # Its own words are left out: they may hold a secret.
+        message = f"the settings cannot be read: {what}. It is a fault of this plugin; correct what is unusual in them"
+        raise SettingsError(message, strict=_is_true(environ.get(f"{PREFIX}STRICT"))) from None
+
+
+def _load(environ: Mapping[str, str]) -> Loaded:
     values: dict[str, Any] = {}
     origins: dict[Path_, str] = {}
-    problems: dict[str, list[str]] = {}
+    problems = _Problems()
     warnings: list[str] = []
-    given = (*_from_file(environ), *standard.read(environ, warnings), *_from_variables(environ, warnings))
-    for path, value, origin in given:
+    variables_ = list(_from_variables(environ, warnings))
+    file = list(_from_file(environ, variables_, warnings))
+    for path, value, origin in chain(file, standard.read(environ, warnings), variables_):
         try:
             for leaf, each in _leaves({path[-1]: _parsed(path, value)}, path[:-1]):
                 _put(values, leaf, each)
                 origins[leaf] = origin
         except ValueError as error:
-            problems.setdefault(path[0], []).append(f"{origin}{_shown(path, value)}: {error}")
+            line = f"{origin}{_shown(path, value)}: {clean(str(error), LONGEST_MESSAGE)}"
+            problems.add(path[0], lambda line=line: line)  # type: ignore[misc]
     if not origins.get(ENDPOINT, "").startswith("OTEL_") and origins.get(SIGNAL_PATH, "").startswith("OTEL_"):
         del values["otlp"]["signal_path"], origins[SIGNAL_PATH]  # it belongs to an endpoint that is not used
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        for each in error.errors():
-            problems.setdefault(str(each["loc"][0]) if each["loc"] else "", []).append(_line(each, origins))
-    if problems:
-        raise SettingsError(problems, _without(values, problems), warnings)
+        for each in error.errors(include_url=False, include_context=False):
+            problems.add(str(each["loc"][0]) if each["loc"] else "", lambda each=each: _line(each, origins))  # type: ignore[misc]
+    if lines := problems.lines():
+        strict = _is_true(values.get("strict", False))
+        raise SettingsError(lines, _without(values, lines), warnings, strict=strict)
     return Loaded(settings, origins, warnings)
 
 
@@ -108,60 +158,62 @@ def _has_switch(section: str) -> bool:
 
 def is_strict(environ: Mapping[str, str]) -> bool:
     """Tell whether wrong settings shall stop vLLM, even when no settings could be made of them."""
-    given: dict[Path_, Any] = {}
-    with suppress(SettingsError):
-        given.update((path, value) for path, value, _ in _from_file(environ))
-    given.update((path, value) for path, value, _ in _from_variables(environ, []))
-    with suppress(ValidationError):
-        return TypeAdapter(bool).validate_python(given.get(("strict",), False))
+    try:
+        return load(environ).settings.strict
+    except SettingsError as error:
+        return error.strict
+
+
+def _is_true(value: Any) -> bool:
+    with suppress(Exception):
+        return TypeAdapter(bool).validate_python(value)
     return False
 
 
-def _from_file(environ: Mapping[str, str]) -> Iterator[tuple[Path_, Any, str]]:
+def _from_file(environ: Mapping[str, str], variables: Sequence[Given], warnings: Sequence[str]) -> Iterator[Given]:
+    """Yield what the file says. What the variables say of `strict` holds also when it cannot be read."""
     name = environ.get(FILE_VARIABLE)
     if not name:
         return
-    for path, value in _leaves(read_file(Path(name)), ()):
-        yield path, value, f"{name}: {'.'.join(path)}"
+    try:
+        content = read_file(Path(name))
+    except SettingsError as error:
+        strict, wrong = _strict(variables)
+        raise SettingsError({"": [*error.problems[""], *wrong]}, None, warnings, strict=strict) from None
+    for path, value in _leaves(content, ()):
+        yield path, value, clean(f"{name[: LONGEST_ORIGIN // 2]}: {_dotted(path)}", LONGEST_ORIGIN)
+
+
+def _strict(variables: Sequence[Given]) -> tuple[bool, list[str]]:
+    """Return whether the variables want wrong settings to stop vLLM, and what is wrong with what they say of that."""
+    told = next(((value, origin) for path, value, origin in reversed(variables) if path == STRICT), None)
+    if told is None:
+        return False, []
+    try:
+        return TypeAdapter(bool).validate_python(told[0]), []
+    except Exception:  # noqa: BLE001 - whatever it was, it is neither
+        return False, [f"{told[1]}{_shown(STRICT, told[0])}: must be true or false (setting strict)"]
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """Return what a YAML or TOML settings file says, or raise `SettingsError`."""
-    where = f"{FILE_VARIABLE}={str(path)!r}"
-    if path.suffix not in (".yaml", ".yml", ".toml"):
+    where = f"{FILE_VARIABLE}={shown(str(path), LONGEST_ORIGIN)}"
+    if path.suffix not in SUFFIXES:
         raise SettingsError(f"{where}: the name must end in .yaml, .yml or .toml")
     try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        twice = list(_twice(yaml.compose(text, Loader=yaml.SafeLoader), (), set()))
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{where}: cannot be read: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError in YAML
-        raise SettingsError(f"{where}: is not valid {path.suffix[1:]}: {error}") from error
-    if twice:
-        raise SettingsError({"": [f"{where}: {line}" for line in twice]})
+        content = documents.load(path)
+    except documents.DocumentError as error:
+        raise SettingsError({"": [f"{where}: {line}" for line in error.lines]}) from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{where}: must hold a mapping of settings, holds a {type(content).__name__}")
     return content or {}
 
 
-def _twice(node: Any, path: Path_, seen: set[int]) -> Iterator[str]:
-    """Yield a line for each key that a mapping of YAML has more than once: only its last value would count."""
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))  # an alias may lead back to it
-    first: dict[tuple[str, str], int] = {}
-    for place, each in enumerate(node.value):
-        key, value = each if isinstance(node, yaml.MappingNode) else (None, each)
-        inner = (*path, str(place if key is None else key.value))
-        if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
-            name, line = (key.tag, key.value), key.start_mark.line + 1
-            if name in first:
-                yield f"{'.'.join(inner)} is given on line {first[name]} and again on line {line}; a key may be given once"
-            first.setdefault(name, line)
-        yield from _twice(value, inner, seen)
+def _dotted(path: Iterable[Any]) -> str:
+    """Return the name of a setting as it may be shown: a line that is written wrong may be the name of one."""
+    parts = [str(part) for part in islice(path, 6)]
+    secretive = parts[:1] == [HEADERS[0]]
+    return ".".join(clean(name_or_hidden(part) if secretive else redacted(part), LONGEST_KEY) for part in parts)
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path_) -> Iterator[tuple[Path_, Any]]:
@@ -193,37 +245,47 @@ def variables() -> Iterator[str]:
             yield f"{PREFIX}{name}".upper()
 
 
-def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path_, Any, str]]:
+def _from_variables(environ: Mapping[str, str], warnings: list[str]) -> Iterator[Given]:
+    unknown = 0
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
             continue
         path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
         if path[0] in Settings.model_fields:
-            yield path, environ[variable], variable
+            yield path, environ[variable], clean(variable, LONGEST_ORIGIN)
             continue
         # A warning only: Kubernetes sets such variables for a Service whose name begins with "vitals".
-        names = [name.removeprefix(PREFIX) for name in variables()]
-        near = difflib.get_close_matches(variable.removeprefix(PREFIX), names, 1)
-        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-        warnings.append(f"{variable} is not a setting and has no effect{hint}")
+        unknown += 1
+        if unknown <= MOST_LINES:
+            near = closest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in variables()])
+            hint = f"; did you mean {PREFIX}{near}?" if near else ""
+            warnings.append(f"{clean(variable, LONGEST_ORIGIN)} is not a setting and has no effect{hint}")
+    if unknown > MOST_LINES:
+        warnings.append(f"{unknown - MOST_LINES} more {PREFIX}* variables are not settings and have no effect")
 
 
 def _parsed(path: Path_, value: Any) -> Any:
     """Return a value; text for a setting that is no text is read as JSON when it looks like it."""
+    if isinstance(value, str) and len(value) > LONGEST_VARIABLE:
+        raise ValueError(f"is longer than {LONGEST_VARIABLE} characters")
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "[") or _is_text(path):
         return value
     try:
         return json.loads(value, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise ValueError(f"is not valid JSON: {error}") from error
+        raise ValueError(f"is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("is not valid JSON: it is nested too deep") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, each of whose keys may be given once."""
-    names = [name for name, _ in pairs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{', '.join(map(repr, twice))} given more than once; a key may be given once")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = sorted({repr(name_or_hidden(name)) for name, count in counts.items() if count > 1})
+        raise ValueError(f"{', '.join(twice[:MOST_LINES])} given more than once; a key may be given once")
+    return found
 
 
 def _is_text(path: Path_) -> bool:
@@ -239,17 +301,17 @@ def _is_text(path: Path_) -> bool:
 
 def _shown(path: Path_, value: Any) -> str:
     """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
-    if path[:2] == HEADERS[: len(path)]:  # also of the whole section, which holds them
-        return ""
-    shown = repr(without_password(value) if isinstance(value, str) and "://" in value else value)
-    return f"={shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + '...'}"
+    if path[0] == HEADERS[0] and (len(path) == 1 or path[1] not in OtlpSettings.model_fields or path[1] == HEADERS[1]):
+        return ""  # it holds headers, or is misspelt and may be them
+    hide = without_password if path[-1] in URLS else redacted
+    return f"={shown(value, LONGEST_SHOWN, hide)}"
 
 
 def _put(tree: dict[str, Any], path: Path_, value: Any) -> None:
     deepest = 2 if _is_section(path[:1]) or path[0] == "buckets" else 1
     deepest += path[:2] in (HEADERS, ("otlp", "resource"))
     if len(path) > deepest:
-        raise ValueError(f"the setting {'.'.join(path[:deepest])} has no parts")
+        raise ValueError(f"the setting {_dotted(path[:deepest])} has no parts")
     for name in path[:-1]:
         inner = tree.setdefault(name, {})
         if not isinstance(inner, dict):
@@ -262,9 +324,11 @@ def _line(error: Any, origins: Mapping[Path_, str]) -> str:
     path = tuple(str(part) for part in error["loc"])
     above = (origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins)
     below = sorted(origin for given, origin in origins.items() if given[: len(path)] == path)
-    origin = next(above, ", ".join(below))
-    setting = ".".join(path)
-    message = error["msg"].removeprefix("Value error, ")
+    origin = next(above, ", ".join(below[:MOST_LINES]))
+    if path[:2] == HEADERS:
+        path = HEADERS  # of `authorization:TOKEN=` the name is the secret
+    setting = _dotted(path)
+    message = clean(error["msg"].removeprefix("Value error, "), LONGEST_MESSAGE)
     if error["type"] == "extra_forbidden":
         return f"{origin or setting}: there is no setting {setting!r}{_near(path)}"
     given = "" if isinstance(error["input"], dict) else _shown(path, error["input"])
@@ -281,5 +345,5 @@ def _near(path: Path_) -> str:
             kind = known.annotation if known else None
         if get_origin(kind) is not list and not hasattr(kind, "model_fields"):
             return ""
-    near = difflib.get_close_matches(path[-1], kind.model_fields, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(kind.model_fields)}"
+    near = closest(path[-1], kind.model_fields)
+    return f"; did you mean {near!r}?" if near else f"; there are: {', '.join(kind.model_fields)}"

@@ -1,30 +1,58 @@
 """Which of the API servers of a deployment holds the collector: one at a time, and soon another if it ends."""
 
-import fcntl
 import logging
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from vllm_vitals.logs import log_once
+from vllm_vitals.wire.directory import LONGEST_PATH, Directory, fault
+from vllm_vitals.wire.listener import BINDING
 
 LOOK = 0.25
 """Seconds between two looks."""
 PATIENCE = 1.0
 """Seconds without a collector after which the second API server takes over; those behind it wait two or three times."""
-MEETING = re.compile(r"[0-9]+-[0-9]+\.lock")
-"""How the lock of a meeting point is called."""
+MEETING = re.compile(r"([0-9]+-[0-9]+)\.(?:lock|sock|sock\.bind)")
+"""How the files of a meeting point are called."""
 LAST = 1.0
 """Seconds that the end of a process waits at most for what the watching thread is at."""
+CANNOT = (
+    "Cannot hold the collector of this deployment, trying on: %s. Serving goes on; its metrics are missing until then. "
+    "VITALS_WIRE__SOCKET sets another path"
+)
+VARIABLES = ("TMPDIR", "XDG_RUNTIME_DIR")
+PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a directory with mode 0700 is made there, and checked
+"""Where the directory of the meeting points is made: the first that will do, in this order."""
 
 
-def meeting_point() -> Path:
-    """Return the socket by which the API servers of one deployment meet: they are children of the same process."""
+def meeting_point(*, make: bool = False) -> Path:
+    """Return the socket by which the API servers of one deployment meet: they are children of the same process.
+
+    All of them must find the same, so they `make` its directory at once: from then on nobody else can take the name.
+    """
     parent = os.getppid()
-    return Path(f"/tmp/vllm-vitals-{os.getuid()}") / f"{parent}-{_started(parent)}.sock"  # noqa: S108 - 0700, and checked
+    name = f"{parent}-{_started(parent)}.sock"
+    given = [Path(place) for variable in VARIABLES if (place := os.environ.get(variable, "")).startswith("/")]
+    directories = [place / f"vllm-vitals-{os.geteuid()}" for place in (*given, *map(Path, PLACES))]
+    fitting = [each for each in directories if len(os.fsencode(each / name)) <= LONGEST_PATH]
+    # If none will do, the first is as good as any: who tries to listen there says what is wrong with it.
+    return next((each for each in fitting if _usable(each, make=make)), fitting[0]) / name
+
+
+def _usable(directory: Path, *, make: bool) -> bool:
+    try:
+        if make:
+            Directory(directory).close()
+        elif not os.path.lexists(directory):
+            return os.access(directory.parent, os.W_OK | os.X_OK)
+        return not fault(directory) and os.access(directory, os.W_OK | os.X_OK)
+    except OSError:
+        return False
 
 
 def _started(process: int) -> str:
@@ -35,35 +63,26 @@ def _started(process: int) -> str:
         return "0"
 
 
-def sweep(directory: Path) -> None:
-    """Take away what deployments left that were killed: their sockets, and the locks that nobody holds."""
-    for path in directory.glob("*.lock"):
-        if MEETING.fullmatch(path.name):
+def sweep(path: Path) -> None:
+    """Take away what deployments left in a directory that were killed: what is called as we call it, and nobody holds."""
+    with suppress(OSError), Directory(path, make=False) as directory:
+        for stem in sorted({match[1] for name in directory.names() if (match := MEETING.fullmatch(name))}):
             with suppress(OSError):
-                _clear(path)
+                _clear(directory, stem)
 
 
-def _clear(path: Path) -> None:
-    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _clear(directory: Directory, stem: str) -> None:
+    """Take the files of one deployment away, the lock last: as long as it is held, nobody makes any of them."""
+    lock = directory.open_lock(f"{stem}.lock")
     try:
-        if _holds(lock, path):
-            path.with_suffix(".sock").unlink(missing_ok=True)
-            path.unlink()
+        if directory.holds(lock, f"{stem}.lock"):
+            for name, kind in ((f"{stem}.sock", stat.S_IFSOCK), (f"{stem}.sock{BINDING}", stat.S_IFREG)):
+                found = directory.look(name)
+                if found is not None and stat.S_IFMT(found.st_mode) == kind:
+                    directory.remove(name)
+            directory.remove(f"{stem}.lock")
     finally:
         os.close(lock)
-
-
-def _holds(lock: int, path: Path) -> bool:
-    """Tell whether a handle holds the lock of a path, which it may take.
-
-    Who holds it may unlink the file. Whoever opened that before then has a lock that others do not meet, and which
-    does not count therefore.
-    """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.path.samestat(os.fstat(lock), path.lstat())
-    except (BlockingIOError, FileNotFoundError):
-        return False
 
 
 class Election:
@@ -92,9 +111,9 @@ class Election:
         self._thread.join(LAST)
         if self._lock is None or self._thread.is_alive():
             return  # the kernel lets go of it
-        with suppress(OSError):
-            if _holds(self._lock, self._path):
-                self._path.unlink()
+        with suppress(OSError), Directory(self._path.parent, make=False) as directory:
+            if directory.holds(self._lock, self._path.name):
+                directory.remove(self._path.name)
         self.abandon()
 
     def abandon(self) -> None:
@@ -116,14 +135,14 @@ class Election:
                         sweep(self._path.parent)
                     return
             except Exception as error:  # noqa: BLE001 - the thread must go on: nobody else will while it has the lock
-                log_once(logging.ERROR, "Cannot hold the collector of this deployment, trying on: %s", error)
+                log_once(logging.ERROR, CANNOT, error, key="election")
 
     def _take(self) -> bool:
         """Try to take the lock; tell whether this process has it now."""
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        if self._lock is None:
-            self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if _holds(self._lock, self._path):
-            return True
+        with Directory(self._path.parent) as directory:
+            if self._lock is None:
+                self._lock = directory.open_lock(self._path.name)
+            if directory.holds(self._lock, self._path.name):
+                return True
         self.abandon()
         return False

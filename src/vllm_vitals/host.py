@@ -64,6 +64,10 @@ class Host:
         """Return why nothing can come in, `""` when all is well."""
         return "" if self._receiver.ready else f"the socket {self.socket} is not there"
 
+    def ended(self) -> str:
+        """Return why nothing can come in until this process is restarted, `""` when all is well."""
+        return self._receiver.ended()
+
     def _take(self, peer: Peer, records: Sequence[Record], until: float) -> None:
         self._merger.take(peer.process, records, until)
 

@@ -1,6 +1,7 @@
 """What runs in one serving process: one feed, and one collector with each exporter once, however many loggers."""
 
 import atexit
+import logging
 import os
 import threading
 import time
@@ -10,19 +11,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import SettingsError, is_strict, load
+from vllm_vitals.configuration import SettingsError, load
 from vllm_vitals.exporters.exporter import Exporter, stop_all
 from vllm_vitals.feed.feed import Feed, Read, Sink, Source
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.gpu.placement import Placement
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.settings import Settings
-from vllm_vitals.step import MOST_TAPS, Dialect, Facts, Sleep
+from vllm_vitals.step import LONGEST_NAME, MOST_TAPS, Dialect, Facts, Sleep
 from vllm_vitals.vllm.connectors import as_told
 from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, placement, process_age
 from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, write
+from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, tells_request_ids, write
 
 if TYPE_CHECKING:
     from vllm_vitals.gpu.sampler import Sampler
@@ -38,15 +39,23 @@ SILENT = Tap(0)
 class Client:
     """One `AsyncLLM`: which of our loggers it has, and the tap that the first of them fills."""
 
-    def __init__(self, config: Any, owner: type, tap: Tap) -> None:
-        self._config = weakref.ref(config) if hasattr(config, "__weakref__") else lambda: config
+    def __init__(self, config: Any, owner: type, over: Callable[[], bool]) -> None:
+        """`over` tells whether it is no more, whether its configuration is or not."""
+        self._gone: list[object] = []
+        weak = hasattr(config, "__weakref__")
+        self._config = weakref.ref(config, self._gone.append) if weak else lambda: config
+        self._over = over
         self.owners = {owner}
-        self.tap = tap
+        self.tap = SILENT
 
     @property
     def config(self) -> Any:
         """Return the configuration, `None` once it is gone, and the `AsyncLLM` with it."""
         return self._config()
+
+    def over(self) -> bool:
+        """Tell whether nothing will come any more."""
+        return bool(self._gone) or self._over()
 
 
 class Runtime:
@@ -81,10 +90,18 @@ class Runtime:
         """Tell whether a sidecar exports what this process sees, whichever exporters are on here."""
         return self.settings.wire.sidecar is not None
 
-    def attach(self, config: Any, engines: Sequence[int], owner: type, version: str) -> Tap:
+    def attach(
+        self,
+        config: Any,
+        engines: Sequence[int],
+        owner: type,
+        version: str,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Tap:
         """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first.
 
-        A second logger of the same class for the same configuration takes the place of the first.
+        A second logger of the same class for the same configuration takes the place of the first. `over` tells whether
+        the `AsyncLLM` is no more; it is as well once its configuration is not there any more.
         """
         with self._attaching:
             self._let_go()
@@ -92,36 +109,37 @@ class Runtime:
             if known is not None and owner not in known.owners:
                 known.owners.add(owner)
                 return SILENT
-            tap = self._open(config, [str(engine) for engine in engines], version)
+            client = Client(config, owner, over)
+            self._open(config, [str(engine) for engine in engines], version, client)
             if known is not None:
                 known.tap.limit = 0
                 known.tap.orphaned = True
                 self._clients.remove(known)
-            self._clients.append(Client(config, owner, tap))
-            return tap
+            self._clients.append(client)
+            return client.tap
 
     def _let_go(self) -> None:
         """Forget every `AsyncLLM` that is no more, after what it left has been taken in."""
-        gone = [client for client in self._clients if client.config is None]
-        for client in gone:
-            client.tap.orphaned = True
-            self._clients.remove(client)
-        if gone:
+        if any(client.over() for client in self._clients):
             self.feed.drain()
+        self._clients = [client for client in self._clients if not (client.tap.orphaned or client.over())]
 
-    def _open(self, config: Any, engines: Sequence[str], version: str) -> Tap:
+    def _open(self, config: Any, engines: Sequence[str], version: str, client: Client) -> None:
         if not self._joined:
             self._join(*api_server(config))
             self._joined = True
+        if self.settings.exemplars and not self.remote and not tells_request_ids():
+            log_once(logging.WARNING, "There will be no exemplars: vLLM %s does not tell the ids of requests, 0.20.0 and newer do; "
+                     "the setting exemplars has no effect", version, key="exemplars")  # fmt: skip
         if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
             self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
         sink = self._link.sender if self._link else self.collector
+        client.tap, read = self._way(model_name(config), facts[0], sink)
+        # Before its engines are told of: another that had them may end right now.
+        self.feed.attach(Source(client.tap, read, model_name(config), engines, client.over))
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
-        tap, read = self._way(model_name(config), facts[0], sink)
-        self.feed.attach(Source(tap, read, model_name(config), engines))
-        return tap
 
     def _join(self, rank: int, count: int) -> None:
         """Decide, at the first `AsyncLLM`, where the steps of this process go."""
@@ -131,7 +149,7 @@ class Runtime:
         from vllm_vitals.election import meeting_point  # noqa: PLC0415 - only where steps leave the process
         from vllm_vitals.link import Link  # noqa: PLC0415
 
-        socket = wire.sidecar or wire.socket or meeting_point()
+        socket = wire.sidecar or wire.socket or meeting_point(make=True)
         self.collector.process = str(rank)
         if count > 1:  # all of them, and the engines, are children of one
             self._roots = (os.getppid(),)
@@ -153,7 +171,7 @@ class Runtime:
             number,
             details="iteration_details" in facts.features and tells_details(),
             pooling="pooling" in facts.features,
-            connector=facts.info.get("kv_connector", ""),
+            connector=facts.info.get("kv_connector", "")[:LONGEST_NAME],
             reasons=finish_reasons(),
         )
         reader = Reader.of(dialect, self.feed.complain)
@@ -225,7 +243,7 @@ def _make() -> Runtime:
     except SettingsError as error:
         _warn(error.warnings)
         others = [line for section, lines in error.problems.items() if section not in EXPORTERS for line in lines]
-        if error.rest is None or (others and is_strict(os.environ)):
+        if error.rest is None or (others and error.strict):
             raise
         for line in others:
             LOGGER.error("Left out, and what it belongs to is off: %s", line)

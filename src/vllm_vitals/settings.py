@@ -21,6 +21,8 @@ from pydantic import (
     model_validator,
 )
 
+from vllm_vitals._util.files import read
+from vllm_vitals._util.headers import BINARY, binary
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
@@ -29,6 +31,8 @@ SOCKET: dict[str, Any] = {"format": "unix-socket"}
 NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
 HEADER = re.compile(r"[A-Za-z0-9._-]+")
 """What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
+PORT = re.compile(r"[0-9]{0,5}(?![^/\"'\s,}\]])")
+"""And what may come after it, in JSON too."""
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
@@ -40,10 +44,25 @@ class Section(BaseModel):
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown: without the user and password that it may hold."""
-    scheme, separator, rest = url.rpartition("://")
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
+    """Return a URL as it may be shown: without the user, password and query that it may hold.
+
+    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not. So does what is in the
+    place of a port and is none: of a URL that was cut, it is the password.
+    """
+    before, separator, rest = url.partition("://")
+    if not separator:
+        before, rest = "", url
+    shown = re.split("[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    authority = shown.partition("/")[0]
+    colon = authority.find(":", authority.rfind("]") + 1)
+    if colon >= 0 and not PORT.match(authority[colon + 1 :]):
+        shown = f"{shown[:colon]}:***"
+    return f"{before.rpartition('@')[2]}{separator}{shown}"
+
+
+def redacted(text: str) -> str:
+    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
+    return without_password(text) if "://" in text or "@" in text else text
 
 
 def split(address: str) -> SplitResult:
@@ -53,7 +72,11 @@ def split(address: str) -> SplitResult:
 
 def readable(path: Path | None) -> Path | None:
     """Return a path that is none or a file that can be read; raise `ValueError` else."""
-    if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+    try:
+        fit = path is None or (path.is_file() and os.access(path, os.R_OK))
+    except (OSError, ValueError):  # no such name can be, or a directory on the way cannot be entered
+        fit = False
+    if not fit:
         raise ValueError("must be a file that this process can read")
     return path
 
@@ -135,7 +158,11 @@ class PrometheusSettings(Section):
     @field_validator("tls_key")
     @classmethod
     def _open(cls, path: Path | None) -> Path | None:
-        if path is not None and b"ENCRYPTED" in path.read_bytes():
+        try:
+            content = b"" if path is None else read(path)
+        except OSError as error:
+            raise ValueError(f"must be a file that this process can read: {error}") from error
+        if b"ENCRYPTED" in content:
             raise ValueError("must not be encrypted: there is no one to type its passphrase")
         return path
 
@@ -209,6 +236,9 @@ class OtlpSettings(Section):
     def _consistent(self) -> "OtlpSettings":
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be set together")
+        for name, value in self.headers.items() if self.protocol == "grpc" else ():
+            if name.lower().endswith(BINARY):
+                binary(name, value.get_secret_value())
         try:
             split(self.endpoint or "")
         except ValueError as error:
@@ -227,7 +257,7 @@ class WireSettings(Section):
     )  # fmt: skip
     socket: Path | None = Field(
         None, json_schema_extra=SOCKET, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
-        "by the process that started them, below /tmp."
+        "by the process that started them, below TMPDIR, XDG_RUNTIME_DIR or /tmp."
     )  # fmt: skip
     interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
     buffer: Whole = Field(
@@ -254,6 +284,35 @@ class NativeSettings(Section):
     )  # fmt: skip
     interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
     timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+    tls_ca: Path | None = Field(
+        None,
+        description="PEM CA that the certificate of the url's server must be signed by; unset, the system's. All three "
+        "files are read anew when they change.",
+    )
+    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+
+    @field_validator("url")
+    @classmethod
+    def _whole(cls, url: str | None) -> str | None:
+        try:
+            fit = url is None or bool(split(url).hostname and split(url).port != 0)
+        except ValueError:
+            fit = False
+        if not fit:
+            raise ValueError("must name a host, and a port from 1 to 65535 if any; a password in it is percent-encoded")
+        return url
+
+    @field_validator("tls_ca", "tls_cert", "tls_key")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        return readable(path)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "NativeSettings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be set together")
+        return self
 
 
 class GpuSettings(Section):
@@ -337,7 +396,7 @@ class Settings(Section):
     )  # fmt: skip
     exemplars: bool = Field(
         False, description="Put the request id beside the latest value of each bucket of the per-request "
-        "latency histograms, in OpenMetrics and OTLP."
+        "latency histograms, in OpenMetrics and OTLP. It takes vLLM 0.20.0 or newer, which tells request ids."
     )  # fmt: skip
     buckets: dict[str, list[Number]] = Field(
         default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "

@@ -31,7 +31,7 @@ class StepSidecar:
         Raises:
             OSError: when the socket cannot be had; the message names it.
         """
-        self._host.start(exporters(self._settings, self._collector, self._host.problem))
+        self._host.start(exporters(self._settings, self._collector, self._host.problem, self._host.ended))
         LOGGER.info("Sidecar %s takes steps at %s", __version__, self._host.socket)
 
     def stop(self) -> None:
@@ -79,8 +79,10 @@ def exporters(
 
         started = time.monotonic()
         found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
+    elif settings.otlp.endpoint:
+        LOGGER.info("No OTLP push: it is switched off (otlp.enabled, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER)")
     if not found:
-        LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no endpoint for a push")
+        LOGGER.warning("Nothing is exported: prometheus.enabled is false, and there is no push")
     elif settings.gpu.enabled:
         from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
 

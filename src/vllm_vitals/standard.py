@@ -11,9 +11,16 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from vllm_vitals.settings import OtlpSettings
+from vllm_vitals._util.bounds import clean, shown
+from vllm_vitals.settings import OtlpSettings, redacted
 
 Path_ = tuple[str, ...]
+LONGEST_VARIABLE = 2**17
+"""Characters of a variable's value; the kernel of Linux passes no more on."""
+LONGEST_SHOWN = 250
+"""Characters of a value that a line about it shows."""
+SHORT = 1.0
+"""Seconds below which a timeout was probably not meant in milliseconds."""
 
 
 def _same(text: str) -> Any:
@@ -99,24 +106,63 @@ def read(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path
         name = next((name for name in variable.names if environ.get(name, "").strip()), None)
         if name is None:
             continue
+        given = "" if variable.secret else f"={shown(environ[name], LONGEST_SHOWN, redacted)}"
         try:
-            value = variable.parse(environ[name].strip())
-            if variable.lenient:
-                OtlpSettings.model_validate({variable.path[-1]: value})
+            value = _value(variable, environ[name])
         except (ValueError, ValidationError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            shown = "" if variable.secret else f"={environ[name]!r}"
             default = OtlpSettings.model_fields[variable.path[-1]].get_default(call_default_factory=True)
-            warnings.append(f"{name}{shown} is not used ({reason}); {'.'.join(variable.path)} stays {default!r}")
+            unit = (
+                ""
+                if variable.parse is not _milliseconds
+                else f"; it is in milliseconds: {1000 * default:.0f} are {default:g} s"
+            )
+            warnings.append(
+                f"{name}{given} is not used ({clean(reason, LONGEST_SHOWN)}); "
+                f"{'.'.join(variable.path)} stays {default!r}{unit}"
+            )
             continue
         yield variable.path, value, name
+        if variable.path == ("otlp", "timeout") and value < SHORT:
+            meant = 1000 * value
+            warnings.append(
+                f"{name}{given} is {value:g} s, for it is in milliseconds; if {meant:g} s are meant, write {1000 * meant:.0f}"
+            )
         if variable.path == ("otlp", "endpoint"):
             # The specification: the signal's own endpoint is used as it is, the common one gets the path.
             yield ("otlp", "signal_path"), name == "OTEL_EXPORTER_OTLP_ENDPOINT", name
-    off = next((name for name, said in SWITCHES.items() if environ.get(name, "").strip().lower() == said), None)
-    if off is not None:
+    if off := _switch(environ, warnings):
         yield ("otlp", "enabled"), False, off
 
 
-SWITCHES = {"OTEL_SDK_DISABLED": "true", "OTEL_METRICS_EXPORTER": "none"}
-"""Variables that switch the push off, and what they say then."""
+def _value(variable: Variable, text: str) -> Any:
+    """Return what a variable says; raise `ValueError`, or pydantic's error, for what is not allowed."""
+    if len(text) > LONGEST_VARIABLE:
+        raise ValueError(f"it is longer than {LONGEST_VARIABLE} characters")
+    value = variable.parse(text.strip())
+    if variable.lenient:
+        OtlpSettings.model_validate({variable.path[-1]: value})
+    return value
+
+
+def _switch(environ: Mapping[str, str], warnings: list[str]) -> str:
+    """Return the variable that switches the push off, `""` for none."""
+    if environ.get(DISABLED, "").strip().lower() == "true":
+        return DISABLED
+    text = environ.get(EXPORTERS, "")
+    names = [name for name in map(str.strip, text[:LONGEST_VARIABLE].lower().split(",")) if name]
+    known = [name for name in names if name in SELECTABLE]
+    if idle := list(dict.fromkeys(name for name in names if name not in OURS)):
+        warnings.append(
+            f"{EXPORTERS}={shown(text, LONGEST_SHOWN, redacted)}: {clean(', '.join(idle[:MOST_IDLE]), LONGEST_SHOWN)} "
+            f"has no effect; there are {', '.join(OURS)}"
+        )
+    return EXPORTERS if known and ("none" in known or "otlp" not in known) else ""
+
+
+SWITCHES = DISABLED, EXPORTERS = "OTEL_SDK_DISABLED", "OTEL_METRICS_EXPORTER"
+"""Variables that may switch the push off."""
+OURS = ("otlp", "prometheus", "none")
+SELECTABLE = (*OURS, "console", "logging")
+"""What the specification has. A name that it does not have is passed over, and selects nothing."""
+MOST_IDLE = 10

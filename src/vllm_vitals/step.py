@@ -22,11 +22,15 @@ LARGEST_CONTENT = 2 << 20
 """Bytes of what a step leaves unread: 4096 requests that end in it take 1.4 MB. Once read, nonsense takes up to 90 times as many."""
 MOST_TAPS = 256
 """`AsyncLLM`s of one process."""
+LONGEST_NAME = 512
+"""Characters of what becomes a label of every series of an engine."""
 
 Clock: TypeAlias = Annotated[float, Meta(ge=0, le=1e10)]
 """Seconds of a clock, finite: nanoseconds since 1970 have to fit into 64 bits."""
 Span: TypeAlias = Annotated[float, Meta(ge=-1e10, le=1e10)]
 """Seconds between times of two clocks, finite."""
+Name: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
+"""Of a model, an engine or a process."""
 TapNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_TAPS)]
 """Which `AsyncLLM` of its process."""
 
@@ -99,8 +103,8 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     container makes Python's garbage collector run sooner.
     """
 
-    model: str
-    engine: str
+    model: Name
+    engine: Name
     time: Clock
     clock: Clock
     age: Span
@@ -145,6 +149,9 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
 
     multimodal_cache: CacheUse | None = None
 
+    clamped: tuple[str, ...] = ()
+    """The metrics of which a value could not be true and was set to what it can be at most."""
+
     # Filled in by the collector, which knows the step before this one and the engine's facts.
     interval: float | None = None
     kv_cache_free: float | None = None
@@ -163,8 +170,8 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
 class Facts(Struct, tag=True, omit_defaults=True):
     """What is fixed once an engine has started."""
 
-    model: str
-    engine: str
+    model: Name
+    engine: Name
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
@@ -177,6 +184,8 @@ class Facts(Struct, tag=True, omit_defaults=True):
     """GPUs, or workers, that the engine works on."""
     precisions: tuple[str, ...] = ()
     """Of the numbers that it multiplies, of `gpu.peaks.PRECISIONS`: the first that its GPUs have counts."""
+    draft_tokens: int | None = None
+    """Tokens of a draft, where there is a speculator."""
 
 
 class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
@@ -185,8 +194,8 @@ class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
     `clock` is monotonic seconds; 0 when nobody said so and it is only what an engine starts with.
     """
 
-    model: str
-    engine: str
+    model: Name
+    engine: Name
     state: str
     clock: Clock = 0.0
 
@@ -194,7 +203,7 @@ class Sleep(Struct, frozen=True, tag=True, omit_defaults=True):
 class Rejection(Struct, frozen=True, tag=True, omit_defaults=True):
     """Requests were turned away before they reached an engine."""
 
-    model: str
+    model: Name
     reason: str
     count: int = 1
 
@@ -202,8 +211,8 @@ class Rejection(Struct, frozen=True, tag=True, omit_defaults=True):
 class Gone(Struct, frozen=True, tag=True, omit_defaults=True):
     """An engine of this process is no more."""
 
-    model: str
-    engine: str
+    model: Name
+    engine: Name
 
 
 class Gap(Struct, frozen=True, tag=True):
@@ -216,7 +225,7 @@ class Health(Struct, tag=True, omit_defaults=True):
     dropped: int = 0
     hook_time: float = 0.0
     errors: dict[str, int] = {}
-    process: str = "0"
+    process: Name = "0"
     detached: bool | None = None
     """Whether vLLM goes on without calling us; `None`: nothing new."""
 
@@ -224,14 +233,14 @@ class Health(Struct, tag=True, omit_defaults=True):
 class Dialect(Struct, frozen=True, tag=True, omit_defaults=True):
     """What has to be known of an `AsyncLLM` of a serving process to read what it leaves unread."""
 
-    model: str
+    model: Name
     born: Span
     """Monotonic seconds when the process began."""
-    process: str = "0"
+    process: Name = "0"
     tap: TapNumber = 0
     details: bool = False
     pooling: bool = False
-    connector: str = ""
+    connector: Name = ""
     reasons: dict[int, str] = {}
     """Finish reasons by the numbers that vLLM has for them."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .options import Options
 
-FIGURES = ("hook", "cpu", "lag", "scrape", "push", "collector", "delay", "quantiles", "soak")
+FIGURES = ("hook", "cpu", "lag", "hostile", "scrape", "push", "collector", "delay", "quantiles", "soak")
 FULL = Options(
     candidates=("none", "builtin", "otel", "ours", "sidecar"),
     running=(1, 64, 256, 1024, 4096),

@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import socket
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -19,9 +20,9 @@ Started = TypeVar("Started")
 class Fresh:
     """A measurement under way in a new process."""
 
-    def __init__(self, measure: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, measure: Callable[..., Any], *args: Any, **options: Any) -> None:
         self._receiver, sender = _context.Pipe(duplex=False)
-        self._process = _context.Process(target=_send, args=(sender, measure, args))
+        self._process = _context.Process(target=_send, args=(sender, partial(measure, *args, **options)))
         self._process.start()
         sender.close()
 
@@ -39,17 +40,17 @@ class Fresh:
             self._process.join()
 
 
-def fresh(measure: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of `measure(*args)` from a process of its own."""
-    return Fresh(measure, *args).result()
+def fresh(measure: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the result of `measure(*args, **options)` from a process of its own."""
+    return Fresh(measure, *args, **options).result()
 
 
-def _send(sender: Connection, measure: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _send(sender: Connection, measure: Callable[[], Any]) -> None:
     """Measure with the start-up heap out of the garbage collector's sight, as in vLLM's server."""
     gc.collect()
     gc.freeze()
     with _ending:
-        sender.send(measure(*args))
+        sender.send(measure())
 
 
 def until_end(context: contextlib.AbstractContextManager[Started]) -> Started:

@@ -46,7 +46,9 @@ def everywhere(board: dict[str, Any], name: str) -> Preview:
 def test_every_panel_of_every_board_is_drawn_in_its_place(path: Any) -> None:
     board = load(path)
     made = everywhere(board, "x")
-    found = read(page([made]))
+    text = page([made])
+    loads_nothing(text)
+    found = read(text)
     shown = {each.attributes["id"]: each for each in found.all("section")}
     assert len(shown) == len(found.all("section")) == len(panels(board))
     for row in made.sections():
@@ -64,8 +66,8 @@ def test_every_panel_of_every_board_is_drawn_in_its_place(path: Any) -> None:
     assert {row.all("summary")[0].text for row in rows if "open" not in row.attributes} == closed
 
 
-def test_a_page_loads_nothing_and_no_id_is_there_twice() -> None:
-    text = page([everywhere(load(path), "x") for path in FILES["native"]])
+def loads_nothing(text: str) -> None:
+    """See that a page needs nothing from elsewhere, and that no id is there twice."""
     found = read(text)
     ids = [each.attributes["id"] for each in found.all() if "id" in each.attributes]
     assert len(ids) == len(set(ids))
@@ -77,6 +79,11 @@ def test_a_page_loads_nothing_and_no_id_is_there_twice() -> None:
     assert not re.search(r"url\((?!#)", text)
     used = set(re.findall(r"url\(#([^)]+)\)", text)) | {each.attributes["href"][1:] for each in found.all("use")}
     assert used <= set(ids)
+
+
+def test_a_page_of_several_boards_loads_nothing_and_no_id_is_there_twice(effort: str) -> None:
+    paths = FILES["native"] if effort == "all" else FILES["native"][:2]
+    loads_nothing(page([everywhere(load(path), "x") for path in paths]))
 
 
 def test_what_a_server_says_is_text() -> None:

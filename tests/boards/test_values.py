@@ -44,4 +44,4 @@ def test_a_token_that_two_tiers_are_asked_for_is_one(
     }  # fmt: skip
     rounded = f"round({shown(board, title)}, 0.001)"
     answers = {f"{{{labels}}}": share for labels, share in expected.items()}
-    assert run([recorded(given, {rounded: answers}, "20m")], tmp_path, RulesConfig()) == ""
+    assert run([recorded("values", given, {rounded: answers}, "20m")], tmp_path, RulesConfig()) == ""

@@ -28,6 +28,7 @@ _HOMES = (
 
 #: Modules bound to one release. Ours are among them, since they subclass vLLM's classes on import.
 _SCOPE = ("vllm", "torch", "vllm_vitals.vllm")
+_WITHIN = tuple(f"{scope}." for scope in _SCOPE)
 
 
 @dataclass(eq=False)
@@ -121,7 +122,7 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def _scoped(name: str) -> bool:
-    return name in _SCOPE or name.startswith(tuple(f"{scope}." for scope in _SCOPE))
+    return name.startswith(_SCOPE) and (name in _SCOPE or name.startswith(_WITHIN))
 
 
 def _take() -> dict[str, types.ModuleType]:

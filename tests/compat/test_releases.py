@@ -18,7 +18,7 @@ from tests.compat.oracle import Oracle, oracle_class
 from tests.compat.releases import Release, load
 from tests.compat.scenarios import SCENARIOS, busy
 from tests.compat.totals import Totals, samples
-from tests.compat.wheels import VERSIONS, WheelUnavailableError, sources
+from tests.compat.wheels import FEW, WheelUnavailableError, sources
 
 ALWAYS = {
     "SchedulerStats": "num_running_reqs num_waiting_reqs step_counter current_wave kv_cache_usage prefix_cache_stats"
@@ -90,7 +90,7 @@ def test_classes_come_from_the_files_of_the_release(release: Release) -> None:
 
 def test_releases_do_not_leak() -> None:
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("vllm", "torch")}
-    old, new = load(VERSIONS[0]), load(VERSIONS[-1])
+    old, new = load(FEW[0]), load(FEW[-1])
     with old.installed(), new.installed():
         import vllm
 
@@ -109,15 +109,16 @@ def test_releases_do_not_leak() -> None:
 def test_our_modules_are_separate_for_each_release() -> None:
     name = "vllm_vitals.vllm"
     before = sys.modules.get(name)
-    modules = [load(version).load(name) for version in VERSIONS[:2]]
+    modules = [load(version).load(name) for version in FEW[:2]]
     assert modules[0] is not modules[1]
-    assert load(VERSIONS[0]).load(name) is modules[0]
+    assert load(FEW[0]).load(name) is modules[0]
     assert sys.modules.get(name) is before
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_vllm_counts_what_the_totals_say(release: Release, scenario: str) -> None:
-    made = SCENARIOS[scenario](release)
+    with release.installed():
+        made = SCENARIOS[scenario](release)
     if made is None:
         pytest.skip(f"vLLM {release.version} does not report this")
     with mock.patch.dict(os.environ, made.environment):
@@ -160,7 +161,8 @@ def test_totals_that_vllm_does_not_export_are_in_its_stats(release: Release) -> 
 
 
 def test_busy_traffic_is_counted(release: Release) -> None:
-    made = busy(release, steps=50)
+    with release.installed():
+        made = busy(release, steps=50)
     oracle = Oracle(release, make_config(release, **made.config)).replay(made.calls)
     steps = [call.iteration_stats for call in made.records if call.iteration_stats]
     assert oracle.value("vllm:generation_tokens_total") == sum(s.num_generation_tokens for s in steps) > 100

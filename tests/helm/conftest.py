@@ -17,6 +17,11 @@ def major(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
+def majors(config: pytest.Config, number: int) -> tuple[int, ...]:
+    """Return the major versions of Helm for one of many like cases: one version after another, or else both."""
+    return MAJORS if config.option.effort == "all" else (MAJORS[number % len(MAJORS)],)
+
+
 @pytest.fixture(params=SETS, ids=lambda path: path.name.removesuffix("-values.yaml"))
 def values(request: pytest.FixtureRequest) -> Path:
     """Return one of the chart's sets of values."""

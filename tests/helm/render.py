@@ -1,5 +1,10 @@
-"""What a Helm makes of the chart: objects, notes, or the words in which it refuses."""
+"""What a Helm makes of the chart: objects, notes, or the words in which it refuses.
 
+What was rendered once is not rendered again, and not parsed again, in this process.
+"""
+
+import json
+import pickle
 import shutil
 import subprocess
 import tempfile
@@ -48,7 +53,7 @@ def helm(major: int, *words: str, values: Mapping[str, Any] | Path | None = None
     given = () if values is None else ("-f", str(values) if isinstance(values, Path) else "-")
     text = None if isinstance(values, Path) or values is None else yaml.safe_dump(dict(values))
     done = subprocess.run(
-        [tools(major).helm, *words, *given], input=text, capture_output=True, text=True, check=False, timeout=60
+        [tools(major).helm, *words, *given], input=text, capture_output=True, text=True, check=False, timeout=250
     )
     if done.returncode:
         raise Refused(done.stdout + done.stderr)
@@ -57,7 +62,21 @@ def helm(major: int, *words: str, values: Mapping[str, Any] | Path | None = None
 
 def text(values: Mapping[str, Any] | Path, *words: str, major: int = 4) -> str:
     """Return the manifests of the chart with some values."""
-    return helm(major, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words, values=values)
+    given = str(values) if isinstance(values, Path) else json.dumps(values, sort_keys=True)
+    manifests, refused = _rendered(given, words, major, is_path=isinstance(values, Path))
+    if refused:
+        raise Refused(refused)
+    return manifests
+
+
+@cache
+def _rendered(values: str, words: tuple[str, ...], major: int, *, is_path: bool) -> tuple[str, str]:
+    """Return manifests, or else in which words Helm refuses."""
+    given = Path(values) if is_path else json.loads(values)
+    try:
+        return helm(major, "template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words, values=given), ""
+    except Refused as refused:
+        return "", str(refused)
 
 
 def objects(values: Mapping[str, Any] | Path, *words: str, major: int = 4) -> list[Object]:
@@ -66,11 +85,15 @@ def objects(values: Mapping[str, Any] | Path, *words: str, major: int = 4) -> li
 
 
 def parsed(manifests: str) -> list[Object]:
-    """Return the objects of a text."""
-    return [each for each in yaml.load_all(manifests, yaml.CSafeLoader) if each]
+    """Return the objects of a text, each time new ones."""
+    return list(pickle.loads(_parsed(manifests)))  # noqa: S301 - by ourselves
 
 
 @cache
+def _parsed(manifests: str) -> bytes:
+    return pickle.dumps([each for each in yaml.load_all(manifests, yaml.CSafeLoader) if each])
+
+
 def of_set(path: Path, major: int = 4) -> str:
     """Return the manifests of one of the chart's sets of values."""
     return text(path, major=major)

@@ -241,7 +241,7 @@ def test_the_adapter_has_a_burn_rate_of_a_pod_without_requests(tmp_path: Path) -
     } | {series("vllm_slo_target_ratio", labels, slo="s"): "0.5x60" for labels in of}
     query = asked_by_the_adapter(adapted()["vllm_slo_burn_rate"])
     wanted = {series("", of[0]): 1.0, series("", of[1]): 0.0}  # half of the requests are bad, as the target allows
-    assert run([recorded(given, {query: wanted}, "30m")], tmp_path, RulesConfig()) == ""
+    assert run([recorded("totals", given, {query: wanted}, "30m")], tmp_path, RulesConfig()) == ""
 
 
 # Argo CD and Flux

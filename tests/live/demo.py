@@ -1,4 +1,8 @@
-"""Show a real vLLM under load, seen only through this project's endpoint, until Ctrl-C."""
+"""Show a real vLLM under load, seen only through this project's endpoint, until Ctrl-C.
+
+On a terminal a table is drawn anew each second. Elsewhere, as in a file, a line is printed every few seconds. In the end
+what the endpoint shows stands beside what the client counted itself.
+"""
 
 import argparse
 import asyncio
@@ -8,8 +12,9 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
@@ -42,6 +47,12 @@ NAMES = {
 # A small batch and a small cache, so that there is something to see: waiting, and a cache in use.
 ARGS = ("--max-num-seqs", "8", "--num-gpu-blocks-override", "48")
 CONCURRENCY = 12
+EVERY = 3.0
+"""Seconds between two lines where there is no terminal."""
+LINES = 15
+"""Lines after which the head of the columns is repeated."""
+WIDTH = 100
+"""Characters of a table where there is no terminal."""
 Sample = tuple[dict[str, str], float]
 Rows = list[tuple[str, str]]
 
@@ -110,6 +121,64 @@ def figures(now: Scrape, before: Scrape, sent: int) -> Rows:
     ]
 
 
+class Column(NamedTuple):
+    """One of the columns that are printed where there is no terminal."""
+
+    title: str
+    unit: str
+    width: int
+    text: Callable[[Scrape, Scrape, LoadReport], str]
+    """Gives what stands there, of a page, the one before it, and what the client has counted."""
+
+
+def _gauge(key: str) -> Callable[[Scrape, Scrape, LoadReport], str]:
+    return lambda now, *_: _text(now.total(key))
+
+
+def _percent(part: str, whole: str = "") -> Callable[[Scrape, Scrape, LoadReport], str]:
+    def text(now: Scrape, *_: object) -> str:
+        return _text(100 * (_ratio(now.total(part), now.total(whole)) if whole else now.total(part)))
+
+    return text
+
+
+def _per_second(key: str) -> Callable[[Scrape, Scrape, LoadReport], str]:
+    return lambda now, before, _: _text((now.total(key) - before.total(key)) / (now.at - before.at))
+
+
+def _latency(key: str, q: float, scale: float, form: str) -> Callable[[Scrape, Scrape, LoadReport], str]:
+    return lambda now, *_: _text(now.quantile(key, q) * scale, form)
+
+
+COLUMNS = (
+    Column("sent", "requests", 8, lambda _now, _before, report: str(report.sent)),
+    Column("finished", "sequences", 9, _gauge("finished")),
+    Column("running", "now", 7, _gauge("running")),
+    Column("waiting", "now", 7, _gauge("waiting")),
+    Column("KV used", "%", 7, _percent("kv")),
+    Column("prompt", "tokens/s", 8, _per_second("prompt")),
+    Column("output", "tokens/s", 8, _per_second("generation")),
+    Column("TTFT p50", "ms", 8, _latency("ttft", 0.5, 1000, ".0f")),
+    Column("p95", "ms", 6, _latency("ttft", 0.95, 1000, ".0f")),
+    Column("ITL p50", "ms", 7, _latency("itl", 0.5, 1000, ".1f")),
+    Column("p95", "ms", 6, _latency("itl", 0.95, 1000, ".1f")),
+    Column("prefix", "% hits", 8, _percent("hits", "queries")),
+)
+ABOUT = """\
+TTFT: time to first token, ITL: time between two tokens, both of all requests so far. KV used: of the KV cache, now.
+Rates are since the line before. A request may ask for several sequences."""
+
+
+def lines(seconds: float, now: Scrape, before: Scrape, report: LoadReport, *, head: bool) -> list[str]:
+    """Return a line of figures, below those that head it if these are asked for."""
+    texts = [f"{seconds:.0f}", *(column.text(now, before, report) for column in COLUMNS)]
+    found = [texts]
+    if head:
+        found = [["time", *(column.title for column in COLUMNS)], ["s", *(column.unit for column in COLUMNS)], texts]
+    widths = (5, *(column.width for column in COLUMNS))
+    return ["  ".join(text.rjust(width) for text, width in zip(each, widths, strict=True)) for each in found]
+
+
 @dataclass
 class Demo:
     """A running server under load, watched through one URL."""
@@ -117,7 +186,7 @@ class Demo:
     server: VllmServer
     url: str
     seconds: float
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=lambda: Console(width=None if sys.stdout.isatty() else WIDTH))
     report: LoadReport = field(default_factory=LoadReport)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -137,24 +206,59 @@ class Demo:
         return self._conclude(first, await self._scrape())
 
     async def _show(self, before: Scrape) -> None:
-        live = self.console.is_terminal
+        if not self.console.is_terminal:
+            await self._print(before)
+            return
         end = time.monotonic() + self.seconds
         with Live(console=self.console, auto_refresh=False, transient=True) as view:
-            while not self.stop.is_set() and (left := end - time.monotonic()) > 0:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.stop.wait(), min(left, 1.0 if live else 3.0))
+            while await self._wait(end, 1.0):
                 now = await self._scrape()
-                rows = figures(now, before, self.report.sent)
-                if live:
-                    view.update(self._table(rows, "Ctrl-C ends it"), refresh=True)
-                else:
-                    print("; ".join(f"{name}: {text}" for name, text in rows), flush=True)
+                view.update(self._table(figures(now, before, self.report.sent), "Ctrl-C ends it"), refresh=True)
                 before = now
+
+    async def _print(self, before: Scrape) -> None:
+        """Print a line of figures every few seconds."""
+        print(f"\n{self.url} under load\n{ABOUT}", flush=True)
+        begun, number = before.at, 0
+        while await self._wait(begun + self.seconds, EVERY):
+            now = await self._scrape()
+            if now.at - before.at < EVERY / 2:
+                break  # the end came so soon after a line that rates would say little
+            head = number % LINES == 0
+            found = lines(now.at - begun, now, before, self.report, head=head)
+            print("\n".join(["", *found] if head else found), flush=True)
+            before, number = now, number + 1
+        print()
+
+    async def _wait(self, end: float, seconds: float) -> bool:
+        """Wait for some seconds, no longer than to the end; tell whether there is something to show then."""
+        left = end - time.monotonic()
+        if self.stop.is_set() or left <= 0:
+            return False
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.stop.wait(), min(left, seconds))
+        return True
 
     def _table(self, rows: Rows, caption: str = "") -> Table:
         table = Table("figure", "value", title=f"{self.url} under load", caption=caption)
         for row in rows:
             table.add_row(*row)
+        return table
+
+    def _comparison(self, page: Scrape) -> Table:
+        """Return what the client counted beside what the endpoint shows."""
+        table = Table("figure", "client", "endpoint", title="The same load, seen from both ends")
+        shown = page.by("finished", "finish_reason")
+        for reason, count in sorted(self.report.finished.items()):
+            table.add_row(f"sequences that ended by {reason}", f"{count}", _text(shown.get(reason, math.nan)))
+        for name, key, seen in (
+            ("time to first token", "ttft", self.report.ttft), ("request duration", "e2e", self.report.e2e)
+        ):  # fmt: skip
+            table.add_row(name, _p50_p95([_exact(seen, q) for q in (0.5, 0.95)]), _quantiles(page, key))
+        table.caption = (
+            "The client leaves out whom it hung up on, and counts the way to the server and back; "
+            "the endpoint's quantiles are estimated from buckets."
+        )
         return table
 
     async def _first_scrape(self, patience: float = 20.0) -> Scrape:
@@ -178,6 +282,7 @@ class Demo:
 
     def _conclude(self, first: Scrape, last: Scrape) -> int:
         self.console.print(self._table(figures(last, first, self.report.sent)))
+        self.console.print(self._comparison(last))
         steps, failures = last.total("steps"), self.report.failures
         print(f"requests sent: {self.report.sent}, steps seen: {_text(steps)}, scraped: {self.url}")
         if failures:
@@ -205,8 +310,17 @@ def _rate(now: Scrape, before: Scrape, key: str) -> str:
 
 
 def _quantiles(now: Scrape, key: str) -> str:
-    median, tail = (now.quantile(key, q) * 1000 for q in (0.5, 0.95))
-    return f"p50 {_text(median, '.1f')} ms, p95 {_text(tail, '.1f')} ms"
+    return _p50_p95([now.quantile(key, q) for q in (0.5, 0.95)])
+
+
+def _p50_p95(seconds: Sequence[float]) -> str:
+    median, tail = (_text(1000 * each, ".1f") for each in seconds)
+    return f"p50 {median} ms, p95 {tail} ms"
+
+
+def _exact(seen: Sequence[float], q: float) -> float:
+    """Return a quantile of numbers, NaN of none."""
+    return sorted(seen)[min(int(q * len(seen)), len(seen) - 1)] if seen else math.nan
 
 
 def _tell_start(seconds: float) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -13,7 +15,7 @@ from typing import Any, Literal
 import aiohttp
 
 from tests.live.model import VOCAB
-from tests.live.server import MODEL_NAME
+from tests.live.server import MODEL_NAME, VllmServer
 
 Cut = Literal["never", "early", "late"]
 Body = dict[str, Any]
@@ -84,6 +86,47 @@ async def run_load(
     requests = plan(seed, disconnects=disconnects, seeded=seeded, models=models)
     await _send_all(url, (next(requests) for _ in range(count)), concurrency, report)
     return report
+
+
+def put_load(server: VllmServer, *, count: int, **options: Any) -> LoadReport:
+    """Send requests as `run_load` does and return what the client saw; none may have failed."""
+    report = asyncio.run(run_load(server.url, count=count, **options))
+    assert not report.failures
+    return report
+
+
+async def complete(session: aiohttp.ClientSession, seed: int, *, prompt: int, **body: Any) -> int:
+    """Ask for a completion of a prompt of so many random tokens, and return the status of the answer."""
+    tokens = random.Random(seed).choices(range(2, VOCAB), k=prompt)
+    ask = {"model": MODEL_NAME, "prompt": tokens, "ignore_eos": True, **body}
+    async with session.post("/v1/completions", json=ask) as answer:
+        await answer.read()
+        return int(answer.status)
+
+
+async def together(server: VllmServer, count: int, **asked: Any) -> list[int]:
+    """Ask for so many completions at once, and return the statuses."""
+    async with aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=300)) as session:
+        return await asyncio.gather(*(complete(session, seed, **asked) for seed in range(count)))
+
+
+@contextlib.contextmanager
+def kept_busy(server: VllmServer, *, seed: int = 0, disconnects: bool = True) -> Iterator[LoadReport]:
+    """Keep planned requests in flight, on a thread, and wait in the end for those under way; none may fail."""
+    report, over = LoadReport(), threading.Event()
+    requests = itertools.takewhile(lambda _: not over.is_set(), plan(seed, disconnects=disconnects))
+
+    def work() -> None:
+        asyncio.run(_send_all(server.url, requests, 8, report))
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    try:
+        yield report
+    finally:
+        over.set()
+        worker.join()
+    assert not report.failures
 
 
 async def run_until_cancelled(

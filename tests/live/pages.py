@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tests.live.server import VllmServer
 from tests.parity import Samples, differences, parse, value
@@ -14,20 +14,40 @@ TIMED = {LIMITED, GPU_TIME, COST, ENERGY}
 """Counters that go on while nothing happens."""
 LATE = 4.0
 """Seconds after which everything is counted: of several servers, who hung up shows three after the engine is idle."""
+AT_REST = 1.5
+"""The same of one server."""
 
 
-def settled(server: VllmServer, *, within: float = 20.0, apart: Container[str] = ()) -> tuple[Samples, Samples]:
+def settled(server: VllmServer, *, within: float = 60.0, apart: Container[str] = ()) -> tuple[Samples, Samples]:
     """Return vLLM's page and ours once the engine is idle and neither moves any more, and they agree but for `apart`."""
-    before, begun = None, time.monotonic()
+    before, begun, late = None, time.monotonic(), LATE if server.several else AT_REST
     for _ in until(within):
         native, ours = parse(server.metrics_text()), parse(server.vitals_text())
         idle = not value(native, "vllm:num_requests_running") and not value(native, "vllm:num_requests_waiting")
         counted = {name: samples for name, samples in native.items() if name.startswith("vllm:")}
         if not idle or counted != before:
             before, begun = counted, time.monotonic()
-        elif time.monotonic() - begun >= LATE and not list(differences(native, ours, apart=apart)):
+        elif time.monotonic() - begun >= late and not list(differences(native, ours, apart=apart)):
             break
     return native, ours
+
+
+class Reading(NamedTuple):
+    """A page of ours, and between which moments it was made, monotonic seconds."""
+
+    page: Samples
+    asked: float
+    answered: float
+
+    def since(self, before: "Reading") -> tuple[float, float]:
+        """Return the least and the most seconds that have passed since another reading."""
+        return self.asked - before.answered, self.answered - before.asked
+
+
+def read(server: VllmServer) -> Reading:
+    """Read our page."""
+    asked = time.monotonic()
+    return Reading(parse(server.vitals_text()), asked, time.monotonic())
 
 
 def until(seconds: float, pause: float = 0.25) -> Iterator[None]:
@@ -38,7 +58,7 @@ def until(seconds: float, pause: float = 0.25) -> Iterator[None]:
         time.sleep(pause)
 
 
-def eventually(check: Callable[[], bool], seconds: float = 15.0, pause: float = 0.25) -> bool:
+def eventually(check: Callable[[], bool], seconds: float = 60.0, pause: float = 0.25) -> bool:
     """Tell whether a check comes true within some seconds."""
     return took(check, seconds, pause) < math.inf
 

@@ -21,7 +21,9 @@ BEGUN = "min(min_over_time(timestamp(vllm_engine_requests_running > 0)[1h:1s]))"
 
 def main() -> int:
     """Run vLLMs on which everything happens, and take the pictures."""
-    with tempfile.TemporaryDirectory() as home, watched(make_model(Path(home, "model")), Path(home)) as stores:
+    with tempfile.TemporaryDirectory() as home, watched(make_model(Path(home, "model")), Path(home)) as running:
+        running.provoke()
+        stores = running.stores
         seconds = int(stores.scraped.query(f"time() - {BEGUN}")) + 5
         options = [
             "--prometheus",

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +18,8 @@ from tests.live.bootstrap import REPO
 from tests.live.collector import Rotel
 from tests.live.load import run_load
 from tests.live.model import make_adapters
-from tests.live.server import VllmServer, numa_library_path
-from tests.live.test_prometheus import Prometheus
+from tests.live.prometheus import Prometheus
+from tests.live.server import VllmServer, numa_library_path, started
 from tests.live.victoria import VictoriaMetrics
 from tests.unit.nvml import stub
 
@@ -73,9 +72,22 @@ class Stores(NamedTuple):
     pushed: VictoriaMetrics
 
 
+class Watched:
+    """Two servers, what watches them, and when that began, Unix seconds."""
+
+    def __init__(self, stores: Stores, servers: Sequence[VllmServer], driver: stub.Driver | None) -> None:
+        self.stores, self.begun = stores, time.time()
+        self._servers, self._driver = servers, driver
+
+    def provoke(self) -> None:
+        """Let everything happen."""
+        with _working(self._driver):
+            asyncio.run(_provoke(*self._servers))
+
+
 @contextlib.contextmanager
-def watched(model: Path, home: Path) -> Iterator[Stores]:
-    """Run two servers, provoke everything, and yield what has seen it."""
+def watched(model: Path, home: Path) -> Iterator[Watched]:
+    """Run two servers, on which nothing has happened yet, and what watches them."""
     driver = stub.Driver(home) if stub.COMPILER else None
     pushed = VictoriaMetrics()
     with contextlib.ExitStack() as stack:
@@ -91,14 +103,11 @@ def watched(model: Path, home: Path) -> Iterator[Stores]:
         if driver is not None:
             for index in range(2):
                 driver.plug(index)
-        with ThreadPoolExecutor(2) as starts:
-            list(starts.map(stack.enter_context, servers))
+        stack.enter_context(started(*servers))
         if driver is not None:
             for index in range(2):
                 driver.say({f"{index}.processes": "".join(f"{server.pid}:{5_000_000} " for server in servers)})
-        with _working(driver):
-            asyncio.run(_provoke(*servers))
-        yield Stores(scraped, pushed)
+        yield Watched(Stores(scraped, pushed), servers, driver)
 
 
 def _environment(driver: stub.Driver | None, rotel: Rotel, name: str) -> dict[str, str]:

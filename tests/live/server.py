@@ -79,7 +79,7 @@ class VllmServer:
         vitals_port: int | None = None,
         log: Path | None = None,
         python: str = sys.executable,
-        timeout: float = 300.0,
+        timeout: float = 600.0,
         on_wait: Callable[[float], object] | None = None,
     ) -> None:
         self.port = port or free_port()
@@ -98,6 +98,8 @@ class VllmServer:
             "OTEL_EXPORTER_PROMETHEUS_PORT": str(self.vitals_port),
             **(env or {}),
         }
+        self.several = any("api-server-count" in each for each in args)
+        """Whether there may be several API servers, and each tells for itself."""
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
 
@@ -159,6 +161,12 @@ class VllmServer:
             self._dismiss_watchdog()
             _until(lambda: not self.processes(), 10.0)
             self._process = None
+
+    def seconds_to_end(self) -> float:
+        """Ask the server to end, give it a minute, and return the seconds that it took."""
+        begun = time.monotonic()
+        self.stop(grace=60)
+        return time.monotonic() - begun
 
     def _start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from tests.boards.expressions import FILES, Expression, expressions, load, panels, substituted
 from tests.boards.previews import numbers, read
-from tests.live.provoke import RULES, Stores, watched
+from tests.live.prometheus import Prometheus
+from tests.live.provoke import RULES, Stores, Watched
 from tests.live.server import fetch
 from tests.live.shown import SPAN, Shown
 from tests.live.shown import STEP as SCRAPES
-from tests.live.test_prometheus import Prometheus
 from tests.live.victoria import VictoriaMetrics
 from tests.unit.nvml import stub
 from vllm_vitals.catalog import CATALOG
@@ -71,13 +71,20 @@ class Store:
         self._behind = behind
         self._begun = begun
         self._where = f"http://127.0.0.1:{behind.port}/api/v1"
+        self._until = time.time()
+        self._known: dict[str, list[set[str]]] = {}
 
     def values(self, text: str) -> list[set[str]]:
         """Return the values of each series of a query's answer; raise HTTPError if it is refused."""
+        if text not in self._known:
+            self._known[text] = self._values(text)
+        return self._known[text]
+
+    def _values(self, text: str) -> list[set[str]]:
         asked = substituted(text, interval="10s", span="5m")
         if isinstance(self._behind, VictoriaMetrics):
             asked = self._behind.spelled(asked)
-        span = f"start={self._begun:.0f}&end={time.time():.0f}&step={STEP}"
+        span = f"start={self._begun:.0f}&end={self._until:.0f}&step={STEP}"
         found = json.loads(fetch(f"{self._where}/query_range?{span}&query={quote(asked)}"))["data"]["result"]
         return [{value[1] for value in series["values"]} for series in found]
 
@@ -104,15 +111,14 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def begun() -> float:
-    return time.time()
+def begun(stored: Watched) -> float:
+    return stored.begun
 
 
 @pytest.fixture(scope="module")
-def stores(begun: float, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
-    assert begun
-    with watched(model, tmp_path_factory.mktemp("watched")) as running:
-        yield running
+def stores(stored: Watched) -> Stores:
+    stored.provoke()
+    return stored.stores
 
 
 @pytest.fixture(scope="module", params=Stores._fields)

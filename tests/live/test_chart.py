@@ -21,8 +21,8 @@ from tests.live.bootstrap import prometheus_tools
 from tests.live.load import run_load
 from tests.live.pages import eventually
 from tests.live.pod import Pod, running
+from tests.live.prometheus import Prometheus
 from tests.live.server import ENVIRONMENT, FLAGS, MODEL_NAME, fetch, free_port, numa_library_path
-from tests.live.test_prometheus import Prometheus
 
 HERE = str(Path(sys.executable).parent)
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"

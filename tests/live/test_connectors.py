@@ -1,30 +1,18 @@
 """What a real vLLM's own page shows of its KV connectors, ours shows too; and the role that an engine has among others."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.connectors import FAILED_OF_ALL_KINDS, NIXL, OFFLOADING, check
-from tests.live.conftest import put_load
+from tests.live.layouts import Shared
+from tests.live.load import put_load
 from tests.live.pages import settled
-from tests.live.server import VllmServer
 from tests.parity import Samples, differences, value
-
-PARTS = [
-    {"kv_connector": name, "kv_connector_module_path": "tests.live.connectors", "kv_role": "kv_producer"}
-    for name in ("NixlConnector", "OffloadingConnector")
-]
-BOTH = {"kv_connector": "MultiConnector", "kv_role": "kv_producer", "kv_connector_extra_config": {"connectors": PARTS}}
 
 
 @pytest.fixture(scope="module")
-def pages(model: Path) -> Iterator[tuple[Samples, Samples]]:
-    arguments = ("--kv-transfer-config", json.dumps(BOTH), "--disable-hybrid-kv-cache-manager")
-    with VllmServer(model, args=arguments) as server:
-        put_load(server, count=40, disconnects=False)
-        yield settled(server)
+def pages(narrow: Shared) -> tuple[Samples, Samples]:
+    put_load(narrow.server, count=30, disconnects=False)
+    return settled(narrow.server)
 
 
 def test_every_number_is_that_of_vllms_page(pages: tuple[Samples, Samples]) -> None:

@@ -1,7 +1,6 @@
 """A vLLM that is killed, as a whole in the middle of a push or one of its API servers: nothing is doubled, nothing falls."""
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -11,71 +10,68 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.live.breakable import Doomed
 from tests.live.collector import Totals
-from tests.live.conftest import put_load
-from tests.live.load import LoadReport, run_until_cancelled
+from tests.live.load import LoadReport, put_load, run_until_cancelled
 from tests.live.pages import TIMED, Recovers, eventually, settled
-from tests.live.pushes import PACE, added, contradictions
-from tests.live.receivers import Front, SilentHttp, good, silent
+from tests.live.pushes import added, contradictions
+from tests.live.receivers import SilentHttp
 from tests.live.server import VllmServer
-from tests.live.sidecar import started_sidecar
 from tests.parity import Samples, differences, value
-from tests.unit.otlp import HOST, Received, Receiver, identity, metrics
+from tests.unit.otlp import Received, Receiver, identity, metrics
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.metric import Scope
 
 
-def test_a_kill_in_the_middle_of_a_push_doubles_nothing(model: Path) -> None:
-    front, receiver = Front(), good("http/protobuf")
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{HOST}:{front.port}", **PACE}
-    pages: list[Samples] = []
-    with contextlib.closing(front), receiver.serve(), silent(SilentHttp) as hanging:
-        for kill in (True, False):
-            front.lead(receiver.port)
-            with VllmServer(model, env=environment) as server:
-                put_load(server, count=26, seed=len(pages))
-                pages.append(settled(server)[1])
-                assert eventually(lambda: missing(receiver, pages) == [[]] * len(pages)), missing(receiver, pages)
-                if kill:
-                    front.lead(hanging.port)
-                    asyncio.run(killed_under_load(server, hanging))
+def test_a_kill_in_the_middle_of_a_push_doubles_nothing(doomed: Doomed, model: Path) -> None:
+    front, receiver, hanging = doomed.front, doomed.receiver, doomed.hanging
+    pages = [put_and_push(doomed.server, receiver, [])]
+    front.lead(hanging.port)
+    asyncio.run(killed_under_load(doomed.server, hanging))
+    doomed.server.stop()
+    front.lead(receiver.port)
+    with VllmServer(model, env=doomed.environment) as server:
+        pages.append(put_and_push(server, receiver, pages))
     first, second = by_instance(receiver.received)
     name, shown = "vllm.tokens.generation", "vllm_tokens_generation_total"
     assert first.total(name) + second.total(name) == sum(value(page, shown) for page in pages)
     check_sequences(receiver.received)
 
 
-def test_an_api_server_that_is_killed_takes_vllm_along_and_the_sidecar_keeps_what_all_of_them_told(
-    model: Path, tmp_path: Path, recovers: Recovers
-) -> None:
-    with started_sidecar(tmp_path / "sidecar.log") as beside:
-        environment = {"VITALS_WIRE__SIDECAR": str(beside.socket)}
-        arguments = ("--api-server-count=2",)
-        with VllmServer(model, args=arguments, env=environment, vitals_port=beside.port) as server:
-            load = put_load(server, count=30, disconnects=False)
-            native, before = settled(server)
-            assert list(differences(native, before)) == []
-            assert value(before, "vllm_requests_finished_total") == sum(load.finished.values())
-            assert (value(before, "vllm_engine_up"), value(before, "vllm_engine_requests_running")) == (1, 0)
+def put_and_push(server: VllmServer, receiver: Receiver, pages: list[Samples]) -> Samples:
+    """Put load on a server until all that its page shows has been pushed too; return that. `pages`: of those before."""
+    put_load(server, count=26, seed=len(pages))
+    page = settled(server)[1]
+    assert eventually(lambda: missing(receiver, [*pages, page]) == [[]] * (len(pages) + 1)), missing(receiver, pages)
+    return page
 
-            one, other = api_servers(server)
-            assert {one, other} < set(server.processes())
-            killed = time.monotonic()
-            os.kill(one, signal.SIGKILL)
-            assert recovers(lambda: not server.processes(), 60, what="vLLM had ended"), server.log_tail()
-            assert not server.alive()
-            assert f"(PID: {one}) died with exit code" in server.log.read_text()
-            down = recovers(
-                lambda: value(beside.page(), "vllm_engine_up") == 0, 20, since=killed, what="its engine was down"
-            )
-            assert down, beside.log.read_text()
-        after = beside.page()
-        assert counted(after) == counted(before)
-        assert "vllm_engine_requests_running" not in after
-        assert value(after, "vitals_steps_dropped_total") == 0
-        assert value(after, "vitals_errors_total") == 0
-        gone = {int(pid) for pid in re.findall(r"Serving process \d+ \(pid (\d+)\) is gone", beside.log.read_text())}
-        assert gone == {one, other}
+
+def test_an_api_server_that_is_killed_takes_vllm_along_and_the_sidecar_keeps_what_all_of_them_told(
+    doomed: Doomed, recovers: Recovers
+) -> None:
+    beside, server = doomed.sidecar, doomed.two_api_servers
+    load = put_load(server, count=30, disconnects=False)
+    native, before = settled(server)
+    assert list(differences(native, before)) == []
+    assert value(before, "vllm_requests_finished_total") == sum(load.finished.values())
+    assert (value(before, "vllm_engine_up"), value(before, "vllm_engine_requests_running")) == (1, 0)
+
+    one, other = api_servers(server)
+    assert {one, other} < set(server.processes())
+    killed = time.monotonic()
+    os.kill(one, signal.SIGKILL)
+    assert recovers(lambda: not server.processes(), 120, what="vLLM had ended"), server.log_tail()
+    assert not server.alive()
+    assert f"(PID: {one}) died with exit code" in server.log.read_text()
+    down = recovers(lambda: value(beside.page(), "vllm_engine_up") == 0, 60, since=killed, what="its engine was down")
+    assert down, beside.log.read_text()
+    after = beside.page()
+    assert counted(after) == counted(before)
+    assert "vllm_engine_requests_running" not in after
+    assert value(after, "vitals_steps_dropped_total") == 0
+    assert value(after, "vitals_errors_total") == 0
+    gone = {int(pid) for pid in re.findall(r"Serving process \d+ \(pid (\d+)\) is gone", beside.log.read_text())}
+    assert gone == {one, other}
 
 
 def api_servers(server: VllmServer) -> list[int]:
@@ -104,7 +100,7 @@ def missing(receiver: Receiver, pages: list[Samples]) -> list[list[str]]:
 async def killed_under_load(server: VllmServer, hanging: SilentHttp) -> None:
     """Kill a server while it works and a push of it waits for its answer."""
     load = asyncio.create_task(run_until_cancelled(server.url, LoadReport(), seed=5))
-    assert await asyncio.to_thread(hanging.reached.wait, 20)
+    assert await asyncio.to_thread(hanging.reached.wait, 60)
     os.killpg(server.pid, signal.SIGKILL)
     load.cancel()
     await asyncio.gather(load, return_exceptions=True)

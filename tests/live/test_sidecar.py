@@ -17,12 +17,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.live.breakable import Beside
 from tests.live.collector import Sink
-from tests.live.conftest import put_load
-from tests.live.load import LoadReport, Request, send
+from tests.live.load import LoadReport, Request, kept_busy, put_load, send
 from tests.live.pages import LATE, Recovers, eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer
-from tests.live.sidecar import SidecarProcess, started_sidecar
+from tests.live.sidecar import SidecarProcess
 from tests.parity import differences, parse, value
 from vllm_vitals.wire.frames import frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, encode
@@ -33,73 +33,26 @@ DROPPED = "vitals_steps_dropped_total"
 ERRORS = "vitals_errors_total"
 NATIVE_FINISHED = "vllm:request_success_total"
 CALLS = "stat_logger_calls_total"
-STOPPED = 30.0
+STOPPED = 12.0
 """Seconds for which the sidecar stands still."""
-RECOVERY = 10.0
-"""Seconds within which all is as it should be again."""
-PROMPTLY = 20.0
-"""Seconds after which it is so once nothing is in the way any more, on a busy machine; on a quiet one within 5."""
-SMALLEST_BUFFER = 2**20
+PROMPTLY = 60.0
+"""Seconds that it is waited for until all is as it should be again, on a busy machine; on a quiet one it takes 5."""
 MANY = 64
 """Choices of a request whose ends fill a buffer soon."""
 EACH = 200
 """Connections of garbage of each kind, and twice as many that stay half open: 2000."""
-COUNTING = """
-from prometheus_client import Counter
-from vllm.v1.metrics.loggers import StatLoggerBase
-
-CALLS = Counter("stat_logger_calls", "Calls of record().")
-
-
-class Counting(StatLoggerBase):
-    def __init__(self, vllm_config, engine_index=0):
-        pass
-
-    def record(self, *args, **kwargs):
-        CALLS.inc()
-
-    def log_engine_initialized(self):
-        pass
-"""
-"""A stat logger beside ours: vLLM's own metrics have no count of all steps, for some bring nothing but scheduler stats."""
 LEAVING = (b"", frame(b"half of it")[:7])
 """What somebody says who then goes away, which is no error."""
 
 
 @pytest.fixture(scope="module")
-def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SidecarProcess, Sink]]:
-    sink = Sink()
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_METRIC_EXPORT_INTERVAL": "500"}
-    try:
-        with started_sidecar(tmp_path_factory.mktemp("sidecar") / "sidecar.log", environment) as made:
-            yield made, sink
-    finally:
-        sink.close()
+def sidecar(beside: Beside) -> tuple[SidecarProcess, Sink]:
+    return beside.sidecar, beside.sink
 
 
 @pytest.fixture(scope="module")
-def server(
-    sidecar: tuple[SidecarProcess, Sink], model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[VllmServer]:
-    """Start a vLLM that has the smallest buffer: all that is done to the sidecar fits, but for what shall not."""
-    beside, _ = sidecar
-    environment = {
-        "VITALS_WIRE__SIDECAR": str(beside.socket),
-        "VITALS_WIRE__BUFFER": str(SMALLEST_BUFFER),
-        "PYTHONPATH": f"{counting(tmp_path_factory.mktemp('path'))}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
-    with VllmServer(model, env=environment, vitals_port=beside.port) as running:
-        yield running
-
-
-def counting(directory: Path) -> Path:
-    """Let a directory of the path offer vLLM a logger that counts on vLLM's own page how often it is called."""
-    (directory / "counting.py").write_text(COUNTING)
-    about = directory / "counting-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\ncounting = counting:Counting\n")
-    return directory
+def server(beside: Beside) -> VllmServer:
+    return beside.server
 
 
 def native(server: VllmServer, name: str) -> float:
@@ -221,7 +174,7 @@ def test_while_it_stands_still_steps_wait(
     load = put_load(server, count=20, disconnects=False, seed=1)
     time.sleep(max(0.0, stopped + STOPPED - time.monotonic()))
     beside.send(signal.SIGCONT)
-    assert recovers(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
+    assert recovers(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), PROMPTLY)
     assert value(beside.page(), DROPPED) == 0
 
 
@@ -234,7 +187,7 @@ def test_killed_and_restarted_it_is_told_what_happened_meanwhile(
     started = time.monotonic()
     beside.start()
     # It starts from zero, as a counter does whose process is new; what happened meanwhile was kept for it.
-    assert recovers(lambda: value(beside.page(), FINISHED) == sum(load.finished.values()), RECOVERY, since=started)
+    assert recovers(lambda: value(beside.page(), FINISHED) == sum(load.finished.values()), PROMPTLY, since=started)
     assert value(beside.page(), DROPPED) == 0
     assert value(beside.page(), "vllm_engine_up") == 1
 
@@ -245,9 +198,9 @@ def test_a_socket_that_somebody_deletes_is_made_anew(
     beside, _ = sidecar
     before = value(beside.page(), FINISHED)
     beside.socket.unlink()
-    assert recovers(lambda: listened_to(beside.socket), RECOVERY)
+    assert recovers(lambda: listened_to(beside.socket), PROMPTLY)
     load = put_load(server, count=20, disconnects=False, seed=3)
-    assert eventually(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), RECOVERY)
+    assert eventually(lambda: value(beside.page(), FINISHED) == before + sum(load.finished.values()), PROMPTLY)
 
 
 def test_two_thousand_connections_of_garbage_are_counted_and_change_nothing(
@@ -281,7 +234,7 @@ def test_what_does_not_fit_while_it_stands_still_is_counted_to_the_step(
     before, happened = beside.page(), native(server, CALLS)
     warnings = server.log.read_text().count("now the oldest are dropped")
     beside.send(signal.SIGSTOP)
-    end = time.monotonic() + STOPPED
+    end = time.monotonic() + 2 * PROMPTLY
     while server.log.read_text().count("now the oldest are dropped") == warnings and time.monotonic() < end:
         put_choices(server)
     put_choices(server)
@@ -305,15 +258,13 @@ def test_killed_under_load_the_next_has_all_that_it_had_not_taken(
     beside, _ = sidecar
     start = native(server, NATIVE_FINISHED)
     beside.send(signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(put_load, server, count=400, disconnects=False, seed=5)
+    with kept_busy(server, disconnects=False, seed=5) as load:
         assert eventually(lambda: native(server, NATIVE_FINISHED) > start + 20)
         beside.send(signal.SIGKILL)
         started = time.monotonic()
         beside.start()
-        assert not load.done()
         assert recovers(lambda: value(beside.page(), FINISHED) > 0, PROMPTLY, since=started)
-        finished = sum(load.result().finished.values())
+    finished = sum(load.finished.values())
     assert eventually(lambda: value(beside.page(), FINISHED) == finished, PROMPTLY)
     assert native(server, NATIVE_FINISHED) == start + finished
     assert value(beside.page(), DROPPED) == 0
@@ -326,17 +277,15 @@ def test_killed_at_work_nothing_that_it_showed_is_counted_again(
     """What it took and nobody saw goes with it, and no more: it cannot be more than vLLM had counted then."""
     beside, _ = sidecar
     shown, start = value(beside.page(), FINISHED), native(server, NATIVE_FINISHED)
-    with ThreadPoolExecutor(1) as pool:
-        load = pool.submit(put_load, server, count=400, disconnects=False, seed=6)
+    with kept_busy(server, disconnects=False, seed=6) as load:
         assert eventually(lambda: value(beside.page(), FINISHED) > shown + 20)
         least = value(beside.page(), FINISHED)
         beside.send(signal.SIGKILL)
         most = shown + native(server, NATIVE_FINISHED) - start
         started = time.monotonic()
         beside.start()
-        assert not load.done()
         assert recovers(lambda: value(beside.page(), FINISHED) > 0, PROMPTLY, since=started)
-        finished = sum(load.result().finished.values())
+    finished = sum(load.finished.values())
 
     def taken_by_the_killed_one() -> float:
         return shown + finished - value(beside.page(), FINISHED)
@@ -389,7 +338,7 @@ def test_it_outlives_vllm_and_says_that_it_is_gone(server: VllmServer, sidecar: 
     time.sleep(1)
     last = beside.page()
     os.killpg(server.pid, signal.SIGKILL)
-    assert eventually(lambda: value(beside.page(), "vllm_engine_up") == 0, 20)
+    assert eventually(lambda: value(beside.page(), "vllm_engine_up") == 0)
     after = beside.page()
     assert value(after, FINISHED) == value(last, FINISHED)
     assert "vllm_engine_requests_running" not in after
@@ -398,32 +347,7 @@ def test_it_outlives_vllm_and_says_that_it_is_gone(server: VllmServer, sidecar: 
 
 def test_it_ends_in_order(sidecar: tuple[SidecarProcess, Sink]) -> None:
     beside, _ = sidecar
-    start = time.monotonic()
     assert beside.send(signal.SIGTERM) == 0
-    assert time.monotonic() - start < 10
     log = beside.log.read_text()
     assert "Sidecar ended" in log
     assert "Traceback" not in log
-
-
-def test_vllms_own_metrics_are_shown_under_our_names(model: Path, tmp_path: Path) -> None:
-    with VllmServer(model, env={"VLLM_PLUGINS": ""}) as plain:
-        put_load(plain, count=40, disconnects=False)
-        native = SidecarProcess(
-            tmp_path / "native.log", "--native-url", f"{plain.url}/metrics", env={"VITALS_NATIVE__INTERVAL": "0.5"}
-        )
-        native.start()
-        try:
-            theirs = parse(plain.metrics_text())
-            assert eventually(lambda: not list(differences(theirs, native.page())))
-            assert eventually(lambda: value(native.page(), "vllm_engine_up") == 1)  # told just after the rest
-            page = native.page()
-            assert value(page, FINISHED) > 0
-            assert value(page, "vllm_engine_up") == 1
-            assert {dict(labels)["source"] for labels in page["vitals_info"]} == {"native"}
-            assert "they do not tell:" in native.log.read_text()
-            plain.stop()
-            assert eventually(lambda: value(native.page(), "vllm_engine_up") == 0)
-            assert value(native.page(), FINISHED) == value(page, FINISHED)
-        finally:
-            native.send(signal.SIGTERM)

@@ -1,41 +1,26 @@
 """A client that measures its own latencies judges its requests as the SLOs of a real vLLM do."""
 
 import asyncio
-import json
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.live.conftest import put_load
+from tests.live.layouts import LADDER, NARROW, SLOS, TPOT, Shared
+from tests.live.load import put_load
 from tests.live.model import VOCAB
-from tests.live.pages import eventually
+from tests.live.pages import eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer
 from tests.parity import Samples, parse, value
 
 REQUESTS = "vllm_slo_requests_total"
-TTFT = (0.005, 0.02, 0.05, 0.2, 1.0)
-E2E = (0.05, 0.2, 0.5, 1.5, 5.0)
-TPOT = (0.0002, 0.005, 0.3)
 VIOLATIONS = "vllm_slo_violations_total"
-LADDER = {f"{place}": 0.25 * 1.13**place for place in range(32)}
-"""Limits so close together that some lie between what a request takes alone and behind another."""
-SLACK = 0.1
+SLACK = 0.25
 """Seconds by which client and server may differ: the way between them, and the delivery of the last token."""
-SLOS: dict[str, dict[str, Any]] = {
-    "generous": {"ttft": "1h", "tpot": "1h", "e2e": "1h"},
-    "impossible": {"ttft": "0.001ms", "e2e": "0.001ms"},
-    "short": {"e2e": "1h", "output_tokens": [None, 20]},
-    "long": {"e2e": "1h", "output_tokens": [21, None]},
-    **{f"{place}": {"ttft": ttft, "e2e": e2e} for place, (ttft, e2e) in enumerate(product(TTFT, E2E))},
-    **{f"each-{place}": {"tpot": tpot} for place, tpot in enumerate(TPOT)},
-}
 
 
 @dataclass
@@ -62,10 +47,8 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[VllmServer]:
-    slos = [{"name": name, "target": 0.9, **slo} for name, slo in SLOS.items()]
-    with VllmServer(model, env={"VITALS_SLOS": json.dumps(slos)}) as running:
-        yield running
+def server(roomy: Shared) -> VllmServer:
+    return roomy.server
 
 
 def page(server: VllmServer) -> Samples:
@@ -108,8 +91,8 @@ async def ask(url: str, prompt: int, tokens: int, rng: random.Random) -> Seen:
     return Seen(first, last, whole, tokens)
 
 
-def test_all_is_there_before_the_first_request(server: VllmServer) -> None:
-    samples = page(server)
+def test_all_is_there_before_the_first_request(roomy: Shared) -> None:
+    samples = roomy.newborn
     assert set(outcomes(samples).values()) == {0.0}
     assert value(samples, "vllm_slo_threshold_seconds", slo="generous", objective="ttft") == 3600
     assert value(samples, "vllm_slo_target_ratio", slo="generous") == 0.9
@@ -120,7 +103,8 @@ def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> N
     told = {of: {"good": 0, "bad": 0} for of in ("both", "tpot")}
     sizes = [*product((4, 300, 900), (1, 2, 20, 100)), *product((4, 900), (1, 50))]
     sizes += [(4, 1000)] * 3  # long enough to be bad on a fast machine too
-    before, number = outcomes(page(server)), value(page(server), REQUESTS, slo="generous")
+    start = settled(server)[1]
+    before, number = outcomes(start), value(start, REQUESTS, slo="generous")
     for prompt, tokens in sizes:
         seen = asyncio.run(ask(server.url, prompt, tokens, rng))
         number += 1
@@ -135,13 +119,13 @@ def test_each_request_is_judged_as_its_client_judges_it(server: VllmServer) -> N
                 told[of][expected] += 1
                 assert got[name] == expected, (name, slo, seen)
     assert min(told["both"].values()) > len(sizes), told
-    assert sum(told["both"].values()) > 10 * len(sizes), told
+    assert sum(told["both"].values()) > 4 * len(sizes), told
     assert told["tpot"]["good"] > len(sizes), told
-    assert told["tpot"]["bad"] >= 3, told  # the longest are never that quick
+    assert told["tpot"]["bad"] >= len(TPOT), told  # the longest are never that quick
 
 
 def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> None:
-    before = page(server)
+    before = settled(server)[1]
     report = put_load(server, count=60, disconnects=False)
     ended = sum(report.finished.values())
     samples = judged(server, value(before, REQUESTS, slo="generous") + ended)
@@ -154,26 +138,18 @@ def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> 
         assert more("vllm_slo_tokens_total", slo=slo, outcome=outcome) == report.completion_tokens
     for objective in ("ttft", "e2e"):
         assert more("vllm_slo_violations_total", slo="impossible", objective=objective) == ended
-    assert value(samples, "vllm_slo_violations_total", phase="unknown") == 0
-    assert value(samples, "vllm_slo_excluded_total") == 0
+    assert more("vllm_slo_violations_total", phase="unknown") == 0
+    assert more("vllm_slo_excluded_total") == 0
     assert more(REQUESTS, slo="short") + more(REQUESTS, slo="long") == ended
     assert value(samples, "vitals_errors_total") == 0
 
 
-@pytest.fixture(scope="module")
-def narrow(model: Path) -> Iterator[VllmServer]:
-    slos = [{"name": name, "target": 0.9, "e2e": limit} for name, limit in LADDER.items()]
-    arguments = ("--max-num-seqs", "1", "--no-enable-prefix-caching")
-    with VllmServer(model, args=arguments, env={"VITALS_SLOS": json.dumps(slos)}) as running:
-        yield running
-
-
-async def one_behind_another(url: str, rng: random.Random, ahead: int, behind: int) -> Seen:
-    """Ask for so many tokens while the only place is taken by so many others."""
-    first = asyncio.create_task(ask(url, 20, ahead, rng))
-    await asyncio.sleep(0.02)
+async def one_behind_others(url: str, rng: random.Random, ahead: int, behind: int) -> Seen:
+    """Ask for so many tokens while all places are taken by others that are alike."""
+    first = [asyncio.create_task(ask(url, 20, ahead, rng)) for _ in range(NARROW)]
+    await asyncio.sleep(0.05)
     late = await ask(url, 20, behind, rng)
-    await first
+    await asyncio.gather(*first)
     return late
 
 
@@ -190,9 +166,11 @@ def to_blame(before: Samples, after: Samples, slos: list[str]) -> list[tuple[str
     ]  # fmt: skip
 
 
-def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narrow: VllmServer) -> None:
-    """A request of 500 tokens keeps a limit alone, misses it behind one of 400, and one of 900 misses it at any rate."""
-    rng, number = random.Random(1), 0
+@pytest.mark.fresh  # what is usual comes from all requests before
+def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narrow: Shared) -> None:
+    """A request of 500 tokens keeps a limit alone, misses it behind some of 300, and one of 900 misses it at any rate."""
+    server, rng = narrow.server, random.Random(1)
+    number = value(settled(server)[1], REQUESTS, slo="0")
 
     def page_after(more: int) -> Samples:
         nonlocal number
@@ -200,26 +178,26 @@ def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narr
         samples: Samples = {}
 
         def all_there() -> bool:
-            samples.update(page(narrow))
+            samples.update(page(server))
             return value(samples, REQUESTS, slo="0") == number
 
         assert eventually(all_there)
         return samples
 
-    asyncio.run(ask(narrow.url, 20, 500, rng))  # the first is slow
+    asyncio.run(ask(server.url, 20, 500, rng))  # the first is slow
     number += 1
-    for _ in range(5):  # unless this machine was too busy with something else to tell
-        alone = max(asyncio.run(ask(narrow.url, 20, 500, rng)).e2e for _ in range(3))
+    for _ in range(10):  # unless this machine was too busy with something else to tell
+        alone = max(asyncio.run(ask(server.url, 20, 500, rng)).e2e for _ in range(3))
         before = page_after(3)
-        late = asyncio.run(one_behind_another(narrow.url, rng, 400, 500)).e2e
-        waited = page_after(2)
+        late = asyncio.run(one_behind_others(server.url, rng, 300, 500)).e2e
+        waited = page_after(1 + NARROW)
         missed = between(1.1 * alone, 0.95 * late)
         if missed and late < 1.9 * alone:  # decode was the longest phase
             break
     else:
-        pytest.fail(f"a request took {alone:.2f} s alone, and {late:.2f} s behind another")
+        pytest.fail(f"a request took {alone:.2f} s alone, and {late:.2f} s behind others")
     assert to_blame(before, waited, missed) == [(name, "queue") for name in missed]
-    long = asyncio.run(ask(narrow.url, 20, 900, rng)).e2e
+    long = asyncio.run(ask(server.url, 20, 900, rng)).e2e
     missed = between(1.1 * alone, 0.95 * long)
     assert missed
     assert to_blame(waited, page_after(1), missed) == [(name, "decode") for name in missed]

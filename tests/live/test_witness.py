@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
+import math
 
 import pytest
 
+from tests.live.layouts import Shared
+from tests.live.load import together
 from tests.live.pages import settled
-from tests.live.server import VllmServer
-from tests.live.test_limits import together
 from tests.parity import Samples, value
 from vllm_vitals.feed.clock import epoch
 from vllm_vitals.vllm.reader import CLOCK_JITTER
@@ -18,39 +16,34 @@ from vllm_vitals.vllm.reader import CLOCK_JITTER
 REQUESTS, PROMPT, OUTPUT = 24, 300, 300
 
 
-def bear_witness(directory: Path) -> dict[str, str]:
-    """Return the environment in which vLLM finds `Witness`, as an installed package's."""
-    package = directory / "witness-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\nwitness = tests.live.witness:Witness\n")
-    paths = [str(directory), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    return {"WITNESS": str(directory / "witness.json"), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
 class Both:
-    """What the witness adds up and our page shows, once all is done."""
+    """By how much what the witness adds up and our page shows grew, once all is done."""
 
-    def __init__(self, witness: dict[str, float], page: Samples, drift: float) -> None:
+    def __init__(self, witness: dict[str, float], before: Samples, page: Samples, drift: float) -> None:
         self.witness = witness
-        self.page = page
+        self._before, self._page = before, page
         self.drift = drift
         """Seconds by which the host's clock was set in the meantime."""
 
     def ours(self, name: str, **labels: str) -> float:
-        return value(self.page, name, **labels)
+        before = value(self._before, name, **labels)
+        return value(self._page, name, **labels) - (0 if math.isnan(before) else before)
 
 
 @pytest.fixture(scope="module")
-def both(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def both(tight: Shared) -> Both:
     """Run requests through a KV cache in which few have room, so that they push each other out."""
-    environment = bear_witness(tmp_path_factory.mktemp("witness"))
-    arguments = ("--num-gpu-blocks-override=9", "--max-num-seqs=64", "--enable-logging-iteration-details")
-    with VllmServer(model, args=arguments, env=environment) as server:
-        begun = epoch()
-        assert set(asyncio.run(together(server, REQUESTS, prompt=PROMPT, max_tokens=OUTPUT))) == {200}
-        _, page = settled(server)
-        yield Both(json.loads(Path(environment["WITNESS"]).read_text()), page, abs(epoch() - begun))
+    begun, (_, before), first = epoch(), settled(tight.server), sums(tight)
+    assert set(asyncio.run(together(tight.server, REQUESTS, prompt=PROMPT, max_tokens=OUTPUT))) == {200}
+    _, page = settled(tight.server)
+    grown = {name: number - first.get(name, 0) for name, number in sums(tight).items()}
+    return Both(grown, before, page, abs(epoch() - begun))
+
+
+def sums(tight: Shared) -> dict[str, float]:
+    """Return what the witness has written down, nothing before the first step."""
+    file = tight.home / "witness.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def test_tokens_computed_again_are_those_that_the_scheduler_looked_up_and_did_not_find(both: Both) -> None:

@@ -80,7 +80,7 @@ def run(
 def played(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario as promtool wants it."""
     return {
-        "name": scenario.title,
+        "name": f"{scenario.alert}: {scenario.title}",
         "interval": scenario.interval,
         "input_series": [{"series": series, "values": values} for series, values in scenario.series.items()],
         "alert_rule_test": [
@@ -97,10 +97,11 @@ def played(scenario: Scenario) -> dict[str, Any]:
 
 
 def recorded(
-    series: Series, expressions: Mapping[str, Mapping[str, float]], at: str, interval: str = "1m"
+    title: str, series: Series, expressions: Mapping[str, Mapping[str, float]], at: str, interval: str = "1m"
 ) -> dict[str, Any]:
     """Return a test that expressions have these values, by their series, at a time."""
     return {
+        "name": title,
         "interval": interval,
         "input_series": [{"series": each, "values": values} for each, values in series.items()],
         "promql_expr_test": [

@@ -1,8 +1,7 @@
 """One recording rule of each kind against numbers that are worked out by hand."""
 
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from tests.rules.fleet import MODEL, engine, healthy, replica, series
 from tests.rules.promtool import recorded, run
@@ -111,22 +110,25 @@ CASES = {
 }  # fmt: skip
 
 
-def complaint(title: str, home: Path, off: float = 0.0) -> str:
-    """Return what promtool complains of; sums of binary fractions may be off in the last digits."""
+def case(title: str, off: float = 0.0) -> dict[str, Any]:
+    """Return a case as promtool wants it; sums of binary fractions may be off in the last digits."""
     given, expression, made, value = CASES[title]
     unnamed = made[made.index("{") :]
     near = f"abs({expression} - {value + off}) < bool 1e-9"
-    return run([recorded(given, {near: {unnamed: 1.0}}, "40m")], home, RulesConfig())
+    return recorded(title, given, {near: {unnamed: 1.0}}, "40m")
 
 
-@pytest.mark.parametrize("title", CASES)
-def test_the_value_is(title: str, tmp_path: Path) -> None:
-    assert complaint(title, tmp_path) == ""
+def test_values_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    """Promtool tells the expressions that are not."""
+    assert run([case(title) for title in CASES], tmp_path, RulesConfig()) == ""
 
 
-@pytest.mark.parametrize("title", ["a quantile over two replicas", "the strictest of two targets"])
-def test_another_value_is_found(title: str, tmp_path: Path) -> None:
-    assert "FAILED" in complaint(title, tmp_path, off=0.01)
+def test_another_value_is_found(tmp_path: Path) -> None:
+    right, *wrong = "a hit ratio", "a quantile over two replicas", "the strictest of two targets"
+    said = run([case(right), *(case(each, off=0.01) for each in wrong)], tmp_path, RulesConfig())
+    assert "FAILED" in said
+    named = [title for title in (right, *wrong) if CASES[title][1].replace('"', '\\"') in said]
+    assert named == wrong, said
 
 
 IDLE = {
@@ -151,7 +153,6 @@ IDLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("title", IDLE)
-def test_there_is_no_series_and_no_nan_with(title: str, tmp_path: Path) -> None:
-    given, expression = IDLE[title]
-    assert run([recorded(given, {expression: {}}, "40m")], tmp_path, RulesConfig()) == ""
+def test_there_is_no_series_and_no_nan_where_nothing_happens(tmp_path: Path) -> None:
+    cases = [recorded(title, given, {expression: {}}, "40m") for title, (given, expression) in IDLE.items()]
+    assert run(cases, tmp_path, RulesConfig()) == ""

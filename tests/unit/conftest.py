@@ -11,6 +11,75 @@ from vllm_vitals.collector import collector
 from vllm_vitals.runtime import Runtime
 from vllm_vitals.settings import Settings
 
+VERSIONED = [
+    "buckets",
+    "catalog",
+    "cells",
+    "cli_dashboards",
+    "cli_doctor",
+    "cli_options",
+    "cli_otlp",
+    "cli_plugins",
+    "cli_reference",
+    "cli_tls",
+    "configuration",
+    "connectors",
+    "cost",
+    "endpoint",
+    "exponential",
+    "exposition",
+    "facts",
+    "feed",
+    "fields",
+    "finished",
+    "folded",
+    "gpu_amd",
+    "gpu_nvml",
+    "gpu_sampler",
+    "hostile",
+    "merge",
+    "names",
+    "gpu_growth",
+    "headroom",
+    "native_download",
+    "native_mapping",
+    "native_page",
+    "native_source",
+    "otlp_bridge",
+    "otlp_outages",
+    "otlp_points",
+    "otlp_pushes",
+    "otlp_transports",
+    "plugins",
+    "reader",
+    "registry",
+    "rules",
+    "runtime",
+    "slo",
+    "slo_settings",
+    "standard",
+    "store",
+    "tap",
+    "told",
+    "wire_frames",
+    "wire_listener",
+    "wire_messages",
+    "wire_outbox",
+    "wire_receiver",
+    "wire_sender",
+]
+"""The modules of what works differently in other Pythons, or with other releases of what we depend on.
+
+They use all that we use of msgspec, NumPy, NVML, OpenTelemetry, prometheus_client, pydantic, PyYAML, Rich and Typer.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what also runs on the oldest Python with the oldest dependencies."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") in VERSIONED and item.path.parent.name == "unit":
+            item.add_marker("versions")
+
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import gzip
+import itertools
+import os
 import re
 import socket
 import ssl
@@ -30,6 +32,9 @@ from vllm_vitals.settings import Settings
 HOST = "127.0.0.1"
 VERSION = "0.32.0"
 AGE = 10.0
+
+_PORTS = itertools.chain(range(10_000 + os.getpid() * 97 % 20_000, 32_000), range(10_000, 32_000))
+_TAKEN: list[socket.socket] = []
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -69,6 +74,7 @@ class Receiver:
     def __init__(self, *answers: Any) -> None:
         self.received: list[Received] = []
         self.answers: list[Any] = list(answers)
+        self.binary: dict[str, bytes] = {}
         self.port = 0
 
     @property
@@ -176,6 +182,7 @@ class GrpcReceiver(Receiver, MetricsServiceServicer):
     def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's name for it
         answer = self.answer()
         headers = {name: value for name, value in context.invocation_metadata() if isinstance(value, str)}
+        self.binary = {name: value for name, value in context.invocation_metadata() if isinstance(value, bytes)}
         self.received.append(Received("", headers, request, time.monotonic()))
         if isinstance(answer, Refusal):
             if answer.trailers:
@@ -264,18 +271,22 @@ def _whole(request: bytes) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that the system gives to nobody by itself, and that another process with tests does not try now."""
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    raise AssertionError("there is none")
 
 
 def refusing() -> str:
-    """Return the endpoint of nobody."""
-    return f"http://{HOST}:{free_port()}"
+    """Return the endpoint of nobody, which stays so: the port is taken, and nobody listens."""
+    taken = socket.socket()
+    taken.bind((HOST, 0))
+    _TAKEN.append(taken)
+    return f"http://{HOST}:{taken.getsockname()[1]}"
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true in time"

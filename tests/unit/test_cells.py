@@ -258,3 +258,59 @@ def test_the_same_value_again_is_newer_but_no_new_version() -> None:
     assert (gauge.version, gauge.time) == (version, 20.0)
     gauge.set(4, 30.0)
     assert gauge.version > version
+
+
+# --- Sums that a float cannot hold
+
+HUGE = (1e308, 1e308, 5.0, math.nan, math.inf, -1.0, 1e308, 10**400)
+
+
+def test_a_sum_never_overflows_and_what_would_make_it_is_refused_and_counted() -> None:
+    for add in (lambda c, v: c.add(v), lambda c, v: c.merge(v)):
+        sum_ = NumberCell("m", math.inf, Counter())
+        for value in HUGE:
+            add(sum_, value)
+        assert sum_.value == 1e308 + 5.0
+        assert sum_._rejects == {("m", "absurd"): 3, ("m", "not_finite"): 2, ("m", "negative"): 1}
+    together = NumberCell("m", math.inf, Counter())
+    together.add(*HUGE)
+    assert (together.value, together._rejects) == (sum_.value, sum_._rejects)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_nor_does_the_sum_of_a_histogram(times: int) -> None:
+    histogram = HistogramCell("m", math.inf, Counter(), BOUNDS, exponential=True)
+    for _ in range(4):
+        histogram.extend([8e307 / times, 5.0], None, times)
+        histogram.settle()
+    histogram.extend([math.inf, math.nan], None, times)
+    histogram.settle()
+    assert histogram.total == pytest.approx(1.6e308)
+    assert sum(histogram.counts) == 6 * times
+    assert histogram._rejects == {("m", "absurd"): 2 * times, ("m", "not_finite"): 2 * times}
+    histogram.extend([1.7e308] * 30, None, times)
+    assert histogram.read().value == pytest.approx(1.6e308)
+    histogram.merge([1] * (len(BOUNDS) + 1), 1e308)
+    histogram.merge([-1] * (len(BOUNDS) + 1), 0.0)
+    histogram.merge([1] * (len(BOUNDS) + 1), math.nan)
+    assert sum(histogram.counts) == 6 * times
+    assert math.isfinite(histogram.total)
+
+
+@given(st.lists(st.floats(), max_size=30))
+@examples(100)
+def test_whatever_is_added_a_histogram_holds_what_can_be(values: list[float]) -> None:
+    histogram = HistogramCell("m", math.inf, Counter(), BOUNDS, exponential=True)
+    histogram.extend(values)
+    reading = histogram.read()
+    assert 0 <= reading.value < math.inf
+    assert sum(reading.counts) + sum(histogram._rejects.values()) == len(values)
+    assert reading.exponential is not None
+    assert reading.exponential.zeros + reading.exponential.counts.sum() == sum(reading.counts)
+
+
+def test_a_bound_that_is_not_a_number_is_none() -> None:
+    histogram = cell()
+    histogram.extend((3.0,), math.nan)
+    histogram.settle()
+    assert (sum(histogram.counts), histogram._rejects) == (1, {})

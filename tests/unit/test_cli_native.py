@@ -1,10 +1,12 @@
 """Doctor: vLLM's own metrics, beside ours or from their URL."""
 
 import shlex
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.unit.native_vllm import TEXT, Vllm, text_page
 from tests.unit.peer import HOST, Peer, answer
@@ -104,6 +106,21 @@ def test_something_else_answers(page: bytes, said: str) -> None:
     assert finding.status is Status.FAIL
     assert said in finding.found
     assert "Correct VITALS_NATIVE__URL" in finding.advice
+
+
+def test_a_certificate_that_is_not_trusted_until_its_authority_is_set(tmp_path: Path) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with Peer(answer(b"", status="404 Not Found"), tls=context) as peer:
+        finding = at(peer.url())
+        assert finding.status is Status.FAIL
+        assert "CERTIFICATE_VERIFY_FAILED" in finding.found
+        assert "Set VITALS_NATIVE__TLS_CA" in finding.advice
+        trusting = look(
+            "native-url", {"VITALS_NATIVE__URL": peer.url(), "VITALS_NATIVE__TLS_CA": str(tmp_path / "ca.pem")}
+        )
+        assert "HTTP 404" in trusting.found
 
 
 def test_its_password_is_not_shown() -> None:

@@ -15,6 +15,7 @@ from vllm_vitals.cli.checks import CHECKS
 from vllm_vitals.cli.checks import otlp as check
 from vllm_vitals.cli.checks.finding import Finding, Status
 from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.exporters.otlp.answer import NOT_READ
 from vllm_vitals.exporters.otlp.peer import locate
 from vllm_vitals.exporters.otlp.target import Target
 
@@ -233,12 +234,19 @@ def test_answers(receiver: Any, status: Status, found: str, advice: str) -> None
     assert advice in last.advice
 
 
-@pytest.mark.parametrize("talk", [otlp.trickle, otlp.trickle_body, lambda _: None])
-def test_a_peer_that_never_comes_to_an_end(talk: Any) -> None:
+@pytest.mark.parametrize("talk", [otlp.trickle, otlp.trickle_body])
+def test_a_peer_that_takes_a_push_and_never_comes_to_an_end(talk: Any) -> None:
     with otlp.peer(talk) as endpoint:
         states, found, _ = ends(look(endpoint=endpoint, timeout=0.3))
+    assert states == ["ok", "ok", "ok", "warn"]
+    assert NOT_READ in found
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    with otlp.peer() as endpoint:
+        states, found, _ = ends(look(endpoint=endpoint, timeout=0.3))
     assert states == ["ok", "ok", "ok", "fail"]
-    assert "was not taken" in found
+    assert "was not taken: no answer within 0.3 s" in found
 
 
 def test_unix_socket(tmp_path: Path) -> None:

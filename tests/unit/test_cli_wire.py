@@ -91,6 +91,13 @@ def test_a_directory_that_others_may_write_to(path: Path) -> None:
         refused(path, f"others may write to {path.parent} (mode 0777)", f"chmod 0700 {path.parent}")
 
 
+def test_a_directory_that_is_a_symbolic_link(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.symlink_to("elsewhere")
+    refused(path, f"{path.parent} is a symbolic link", "as the same user")
+    meeting(path, f"{path.parent} is a symbolic link")
+
+
 def test_another_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uid = os.geteuid()
     monkeypatch.setattr(check.os, "geteuid", lambda: uid + 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals.configuration import SettingsError, is_strict, load, variables
-from vllm_vitals.settings import Settings
+from vllm_vitals.settings import Settings, without_password
 
 YAML = "prometheus:\n  port: 1111\n  host: file.example\nqueue_size: 100\nbuckets:\n  step: [1, 2]\n"
 TOML = 'queue_size = 100\n[prometheus]\nport = 1111\nhost = "file.example"\n[buckets]\nstep = [1, 2]\n'
@@ -242,13 +242,13 @@ def test_a_part_of_what_is_given_as_a_whole_elsewhere(tmp_path: Path) -> None:
 # --- Files that cannot be read
 
 BAD_FILES = [
-    ("a.yaml", "a: [1, 2\n", "not valid yaml"),
-    ("a.yaml", "a: b: c\n", "not valid yaml"),
-    ("a.yaml", "stale_after: 2024-13-45\n", "not valid yaml"),
+    ("a.yaml", "a: [1, 2\n", "not valid YAML"),
+    ("a.yaml", "a: b: c\n", "not valid YAML"),
+    ("a.yaml", "stale_after: 2024-13-45\n", "not valid YAML"),
     ("a.yaml", "- 1\n- 2\n", "mapping"),
     ("a.yaml", "just words\n", "mapping"),
-    ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", "not valid yaml"),
-    ("a.toml", "a = \n", "not valid toml"),
+    ("a.yaml", "a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ("a.toml", "a = \n", "not valid TOML"),
     ("a.json", "{}", ".yaml, .yml or .toml"),
 ]
 
@@ -306,7 +306,7 @@ def test_the_headers_in_a_section_that_cannot_be_read_are_not_shown(end: str) ->
 def test_a_key_that_is_given_twice_in_toml(tmp_path: Path) -> None:
     path = write(tmp_path, "queue_size = 20\nqueue_size = 30\n", "vitals.toml")
     (line,) = problems({"VITALS_CONFIG": path})
-    assert "is not valid toml" in line
+    assert "is not valid TOML" in line
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
@@ -405,3 +405,26 @@ def test_a_password_in_a_url_is_not_shown() -> None:
         load({"VITALS_NATIVE__URL": "htp://me:secret@host/metrics"})
     assert "secret" not in str(caught.value)
     assert "host/metrics" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://host:80/metrics", "http://host:80/metrics"),
+        ("host:4317", "host:4317"),
+        ("http://[::1]:80/a", "http://[::1]:80/a"),
+        ("http://[::1]/a:b", "http://[::1]/a:b"),
+        ("http://host/a:b", "http://host/a:b"),
+        ("http://me:pass@host:80/a?b=c#d", "http://host:80/a"),
+        ("http://me:pa/s?s#w@rd@host", "http://host"),
+        ("http://me:pass", "http://me:***"),
+        ("http://me:12/pass:word", "http://me:12/pass:word"),
+        ("http://me:pa/ss:word", "http://me:***"),
+        ("http://[::1]:pass", "http://[::1]:***"),
+        ("me:pass", "me:***"),
+        ('{"url": "http://host:80", "x": 1}', '{"url": "http://host:80", "x": 1}'),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret(url: str, expected: str) -> None:
+    assert without_password(url) == expected

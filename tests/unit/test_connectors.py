@@ -18,6 +18,7 @@ from vllm_vitals.catalog import itself
 from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
 from vllm_vitals.collector.cells import HistogramCell
 from vllm_vitals.collector.collector import Collector
+from vllm_vitals.collector.merge import Merger
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.runtime import Runtime
 from vllm_vitals.settings import Settings
@@ -358,6 +359,25 @@ def test_an_unknown_class_is_passed_over_and_counted_once(
     collector = taken("LMCacheConnectorV1", stats, stats, stats, way=way)
     assert unknown(collector) == dict.fromkeys(names, 1)
     assert shown(collector) == {}
+
+
+def test_an_unknown_class_counts_once_however_many_readers_and_starts_tell_of_it() -> None:
+    """With a sidecar two read for one engine: what a process could not write down, it reads itself."""
+    collector = Collector(Settings())
+    merger = Merger(collector)
+    stats = SimpleNamespace(num_running_reqs=1, kv_connector_stats={"x": 1})
+    call = (100.0, stats, None, None, 0)
+    for process in ("0", "1"):
+        for _ in range(2):  # as often as it connects
+            dialect = Dialect(MODEL, 0.0, process, connector="LMCacheConnectorV1")
+            reader = Reader.of(dialect, lambda *_: None)
+            told = [*Bearer(0, reader).bear([(100.0, write(call)), call], 0.0)]
+            assert [type(record) for record in told] == [Unread, Step]
+            merger.take(process, [dialect, *told], 200.0)
+    collector.add([facts()])
+    merger.take("0", [step(clock=300.0, unknown_connectors=("LMCacheConnectorV1", "Other"))], 300.0)
+    merger.finish()
+    assert unknown(collector) == {"LMCacheConnectorV1": 1, "Other": 1}
 
 
 def test_one_that_is_known_is_shown_beside_one_that_is_not() -> None:

@@ -29,7 +29,8 @@ from tests.unit.builders import ENGINE
 from tests.unit.otlp import wait_until
 from vllm_vitals.exporters import prometheus, web
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
-from vllm_vitals.exporters.prometheus import PrometheusExporter, Server
+from vllm_vitals.exporters.http import limits
+from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.exporters.registry import VitalsCollector
 from vllm_vitals.exporters.web import accepts_gzip, prefers_openmetrics
 from vllm_vitals.feed import feed
@@ -161,6 +162,8 @@ ACCEPTS = [
     ("application/openmetrics-text;q=0.5,text/plain;q=0.1,*/*;q=0.9", True),
     ("*/*;q=0.9,text/plain;q=0.1,application/openmetrics-text;q=0.5", True),
     ("application/openmetrics-text;q=abc, text/plain", False),
+    ("application/openmetrics-text;q=nan", False), ("application/openmetrics-text" + ",a/b" * 10000, True),
+    ("a/b," * limits.MEDIA_RANGES + "application/openmetrics-text", False),  # no more of them are looked at
 ]  # fmt: skip
 
 
@@ -217,7 +220,7 @@ def test_head_has_headers_only(endpoint: Endpoint) -> None:
         client.sendall(b"HEAD /metrics HTTP/1.0\r\n\r\n")
         answer = read_all(client).decode()
     head, _, body = answer.partition("\r\n\r\n")
-    assert head.startswith("HTTP/1.0 200 OK")
+    assert head.startswith("HTTP/1.1 200 OK")
     assert f"Content-Type: {TEXT}" in head
     assert re.search(r"Content-Length: [1-9]\d{3,}", head)
     assert body == ""
@@ -574,6 +577,52 @@ def test_a_certificate_that_is_none_is_a_clear_error(
     assert endpoint.exporter.ports == []
 
 
+def test_no_name_server_is_asked_for_an_address(
+    serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It might not answer, and the port would refuse connections for as long as that is waited for."""
+    for name in ("getfqdn", "gethostbyaddr", "gethostbyname", "getnameinfo"):
+        monkeypatch.setattr(socket, name, lambda *_: pytest.fail("a name was looked up"))
+    endpoint = serve(host="0.0.0.0").up()  # noqa: S104 - for a moment
+    assert endpoint.ask("/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["http://vitals.example:9464/metrics", "HTTP://h/metrics?name[]=vitals_info"])
+def test_a_target_with_scheme_and_host_is_that_path(endpoint: Endpoint, path: str) -> None:
+    assert "vitals_info{" in endpoint.text(path)
+
+
+def test_one_page_is_rendered_for_all_who_wait_for_it(
+    serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun after the last of them has asked, so it is as new as each of them may expect."""
+    endpoint = serve().up()
+    begun, go_on, times = threading.Event(), threading.Event(), []
+    refresh = endpoint.runtime.collector.refresh
+
+    def slow_refresh(pause: Callable[[], None]) -> None:
+        times.append(1)
+        begun.set()
+        assert go_on.wait(60)
+        refresh(pause)
+
+    monkeypatch.setattr(endpoint.runtime.collector, "refresh", slow_refresh)
+    with ThreadPoolExecutor(6) as pool:
+        first = pool.submit(endpoint.text)
+        assert begun.wait(60)
+        others = [pool.submit(endpoint.text) for _ in range(5)]
+        pages = endpoint.exporter._server._pages  # type: ignore[union-attr]
+        wait_until(lambda: len(pages._waiting) == 5)
+        assert endpoint.ask("/healthz")[0::2] == (200, b"ok\n")  # meanwhile
+        endpoint.step()
+        go_on.set()
+        assert "vitals_steps_total" in first.result()
+        assert len({other.result() for other in others}) == 1
+        assert 'vitals_steps_total{model_name="m",engine="0"} 1.0' in others[0].result()
+    assert len(times) == 2
+    assert endpoint.value("vitals_exports_total", exporter="prometheus") == 6
+
+
 def test_localhost_is_reached_by_either_address(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve(host="localhost").up()
     assert len(set(endpoint.exporter.ports)) == 1
@@ -706,15 +755,17 @@ def test_mtls_wants_a_certificate_of_its_authority(
 
 
 def test_a_tls_client_that_says_nothing_blocks_no_other(
-    serve: Callable[..., Endpoint], authority: trustme.CA, tls_files: dict[str, Path]
+    serve: Callable[..., Endpoint],
+    authority: trustme.CA,
+    tls_files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 600.0)
     endpoint = serve(tls_cert=tls_files["cert"], tls_key=tls_files["key"]).up()
     with contextlib.ExitStack() as silent:
         for _ in range(3):
             silent.enter_context(socket.create_connection((HOST, endpoint.port)))
-        start = time.monotonic()
         assert endpoint.ask(tls=trusting(authority))[0] == 200
-        assert time.monotonic() - start < prometheus.SLOWEST_CLIENT / 2
 
 
 class Rotated:
@@ -781,7 +832,7 @@ def test_a_certificate_that_is_replaced_is_used(
             rotated.put(after, authority)
             wait_until(lambda: served(endpoint) != before)
             early.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            assert read_all(early).startswith(b"HTTP/1.0 200")
+            assert read_all(early).startswith(b"HTTP/1.1 200")
         assert served(endpoint) == first(after)
         assert endpoint.ask(tls=trusting(authority))[0] == 200
         wait_until(lambda: told_of_files(caplog))
@@ -870,19 +921,20 @@ def test_a_probe_of_the_tls_port_leaves_nothing_on_standard_error(
 HALVES = [b"", b"GET", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\nAcce"]
 
 
-def test_a_client_that_sends_half_a_request_blocks_no_other(endpoint: Endpoint) -> None:
+def test_a_client_that_sends_half_a_request_blocks_no_other(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 600.0)
     with contextlib.ExitStack() as stalled:
         for half in HALVES:
             stalled.enter_context(socket.create_connection((HOST, endpoint.port))).sendall(half)
-        start = time.monotonic()
         assert endpoint.ask()[0] == 200
-        assert time.monotonic() - start < prometheus.SLOWEST_CLIENT / 2
 
 
 def test_a_client_that_stalls_is_given_up_quietly(
     serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prometheus.Handler, "timeout", 0.1)
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.1)
     endpoint = serve().up()
     with contextlib.ExitStack() as stalled:
         clients = [stalled.enter_context(socket.create_connection((HOST, endpoint.port), timeout=5)) for _ in HALVES]
@@ -916,7 +968,7 @@ def test_fifty_scrapes_at_once(endpoint: Endpoint, accept: str) -> None:
 
     with ThreadPoolExecutor(50) as pool:
         texts = list(pool.map(scrape, range(50)))
-    assert Server.request_queue_size >= 50  # one that finds no place in the queue is tried again after a second only
+    assert limits.BACKLOG >= 50  # one that finds no place in the queue is tried again after a second only
     parse = parse_text if accept == "text/plain" else parse_openmetrics
     assert {text.count("\nvllm_engine_requests_running{") for text in texts} == {1}
     assert len(list(parse(texts[0]))) == len(list(parse(texts[-1])))

@@ -1,7 +1,9 @@
 """Energy is divided by what the engine did, and none of it is lost."""
 
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as some
 
 from tests.unit.builders import examples
@@ -88,6 +90,9 @@ states = some.sampled_from([*STATES, "none", "kv_cache"])
 
 
 @examples(100)
+@example([(5e-324, "idle", 1e4), (1.0, "busy", 3.0), (1.0, "idle", 2.0), (1.0, "idle", 2.0)])
+@example([(5e-324, "idle", 1e4), (5e-324, "busy", 7.0), (5e-324, "asleep", 2.0)])
+@example([(1e-300, "asleep", 1e-300), (3.0, "busy", 5e-324)])
 @given(some.lists(some.tuples(some.floats(0, 3), states, some.floats(0, 1e4)), max_size=40))
 def test_all_of_it_is_divided(done: list[tuple[float, str, float]]) -> None:
     clock, mine, limiter = 0.0, Energy(), Limiter(0.0)
@@ -101,4 +106,8 @@ def test_all_of_it_is_divided(done: list[tuple[float, str, float]]) -> None:
             limiter.activity.clear()
     waiting = sum(joules for _, joules in mine._waiting)
     assert sum(mine.joules.values()) + waiting == pytest.approx(sum(joules for _, _, joules in done))
-    assert all(part >= 0 for part in mine.joules.values())
+    assert all(0 <= part < math.inf for part in mine.joules.values())
+
+
+def test_what_was_drawn_in_no_time_tells_no_power() -> None:
+    assert divided((1e4, {"idle": 5e-324}), (60.0, {"idle": 1.0, "busy": 2.0})) == {"idle": 1e4 + 20.0, "busy": 40.0}

@@ -123,12 +123,12 @@ def test_a_list_of_floats_is_taken_whole(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("item", [7, 2**40, True, None, "1.5", "12345678", b"1234567", Decimal("1.5"), [1.0], (), {}])
-@pytest.mark.parametrize("place", [0, 8, -1])
-def test_a_list_of_anything_else_is_not(length: int, item: Any, place: int) -> None:
-    values: list[Any] = [1.0] * length
-    values[place] = item
-    assert quickly(values) is None
+def test_a_list_of_anything_else_is_not(length: int) -> None:
+    for item in (7, 2**40, True, None, "1.5", "12345678", b"1234567", Decimal("1.5"), [1.0], (), {}):
+        for place in (0, 8, -1):
+            values: list[Any] = [1.0] * length
+            values[place] = item
+            assert quickly(values) is None, (item, place)
 
 
 @examples(300)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
@@ -61,6 +61,8 @@ def read(reader: FinishedReader, requests: list[list[dict[str, Any]]]) -> list[t
 
 
 @examples(300)
+@example([[{}, {"finish_reason": "abort"}]])
+@example([[{"inference_time": 9.0}, {"num_cached_tokens": -1}]])
 @given(st.lists(st.lists(st.just({}) | odd, max_size=3), min_size=1, max_size=3))
 def test_together_as_one_by_one(requests: list[list[dict[str, Any]]]) -> None:
     together = read(of(), requests)

@@ -105,3 +105,36 @@ def test_residency_of_counters_that_began_anew_is_nothing():
     residency(500.0, 1000.0, 10.0)
     assert residency(20.0, 100.0, 11.0) == 0.0
     assert residency(30.0, 200.0, 13.0) == 0.2
+
+
+NONE = (math.nan, math.inf, -math.inf, -1.0)
+
+
+def test_what_cannot_be_a_reading_is_none_and_the_next_counts_from_the_one_before():
+    for odd in NONE:
+        growth, integral, residency = Growth(math.inf), Integral(), Residency()
+        assert [growth(value, clock) for clock, value in enumerate([700.0, odd, 850.0])] == [0.0, None, 150.0]
+        assert [integral(rate, clock) for clock, rate in enumerate([10.0, odd, 20.0])] == [0.0, None, 30.0]
+        read = [(0.0, 0.0), (odd, 10.0), (5.0, odd), (5.0, 10.0)]
+        assert [residency(held, cycles, float(clock)) for clock, (held, cycles) in enumerate(read)] == [
+            0.0,
+            0.0,
+            0.0,
+            1.5,
+        ]
+
+
+@examples(60)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([5e-324, 1e308, 0.0, 3.0, *NONE]), st.sampled_from([0.0, 5e-324, 1.0, -5.0])),
+        max_size=9,
+    )
+)
+def test_no_reading_makes_an_amount_that_cannot_be(readings):
+    kinds, clock = (Growth(1e4), Growth(math.inf), Integral()), 100.0
+    residency, elapsed = Residency(), Elapsed()
+    for value, passed in readings:
+        clock += passed
+        amounts = [*(kind(value, clock) for kind in kinds), residency(value, value, clock), elapsed(clock)]
+        assert all(0 <= amount < math.inf for amount in amounts if amount is not None)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.unit.builders import examples
 from vllm_vitals import logs
 from vllm_vitals.catalog import CATALOG, itself, requests
 from vllm_vitals.collector.cells import HistogramCell
@@ -151,7 +152,7 @@ def total(collector: Collector, metric: Any, *key: str) -> float:
     return collector.store[metric].number(key[:2], key[2:]).value
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(400, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), max_size=4))
 def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]]) -> None:
     tap, feed, collector = path()
@@ -170,7 +171,7 @@ def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]
             assert all(math.isfinite(value) and value >= 0 for value in shown), (metric.name, key)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), min_size=1, max_size=4))
 def test_what_is_read_together_reads_as_what_is_read_apart(calls: list[tuple[Any, Any, Any]]) -> None:
     apart, together = Reader("m", lambda *_: None), Reader("m", lambda *_: None)

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.builders import examples
 from tests.unit.native_vllm import TEXT, Vllm, text_page
 from vllm_vitals.catalog import CATALOG
+from vllm_vitals.catalog.cache import PREFIX_HITS, PREFIX_QUERIES
 from vllm_vitals.catalog.requests import DURATION, GENERATION_TOKENS
 from vllm_vitals.collector.store import OTHER, Store
 from vllm_vitals.exporters.exposition import Renderer
@@ -275,3 +276,21 @@ def test_totals_never_fall_and_are_the_sum_of_all_lives(lives: list[list[tuple[i
     steps = [step for one in lives for step in one]
     assert seen[-1].counts == (sum(low for low, _ in steps), sum(high for _, high in steps))
     assert seen[-1].value == seen[-1].counts[0] + 9.0 * seen[-1].counts[1]
+
+
+def test_nobody_sees_a_part_of_a_page() -> None:
+    sidecar, vllm = Sidecar(), Vllm(*NEWEST)
+    lock: Any = sidecar.store.lock
+    seen: set[tuple[float, float]] = set()
+
+    def look() -> None:
+        if not lock._is_owned():  # somebody else could read now
+            held = [sidecar.store[metric].cells.get(("m", "0", "local")) for metric in (PREFIX_QUERIES, PREFIX_HITS)]
+            seen.add(tuple(getattr(cell, "value", 0.0) for cell in held))  # type: ignore[arg-type]
+
+    for _ in range(3):
+        vllm.of("prefix_cache_queries").inc(4)
+        vllm.of("prefix_cache_hits").inc(2)
+        sidecar.source.take(parse(text_page(vllm.registry), TEXT), 1.0, look)
+        look()
+    assert seen == {(0.0, 0.0), (4.0, 2.0), (8.0, 4.0), (12.0, 6.0)}

@@ -5,21 +5,27 @@ import os
 import time
 import uuid
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 import vllm_vitals
-from tests.unit.builders import AGE, EPOCH, MODEL, facts, feed, finished, step
+from tests.unit.builders import AGE, EPOCH, MODEL, examples, facts, feed, finished, step
 from tests.unit.otlp import AGE as PROCESS_AGE
 from tests.unit.otlp import RECEIVERS, VERSION, HttpReceiver, Pusher, Receiver, attributes, identity, metrics, of
 from tests.unit.test_exposition import full_collector
 from vllm_vitals.catalog import CATALOG, Gauge, Histogram, Metric
 from vllm_vitals.catalog.engine import RUNNING
 from vllm_vitals.collector.cells import HistogramCell
+from vllm_vitals.collector.collector import Collector
 from vllm_vitals.collector.writers import scope_key
+from vllm_vitals.exporters.otlp import points as points_module
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.settings import Settings
 from vllm_vitals.step import Finished, Step
 
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
@@ -231,6 +237,66 @@ def test_no_point_starts_after_its_time_though_the_clock_is_set_back(
     (point,) = metrics(receiver.received[-1].message)["vitals.steps"].sum.data_points
     assert point.start_time_unix_nano <= point.time_unix_nano == now - 3600 * NANO
     assert point.as_double == (2 if temporality == "cumulative" else 1)
+
+
+class Clocks:
+    """The system's clock, which may be set, and the one that only goes on."""
+
+    def __init__(self) -> None:
+        self.system, self.steady = 1_800_000_000 * NANO, 50_000 * NANO
+
+    def time_ns(self) -> int:
+        return self.system
+
+    def monotonic_ns(self) -> int:
+        return self.steady
+
+    def go_on(self, seconds: float) -> None:
+        self.system += int(seconds * NANO)
+        self.steady += int(seconds * NANO)
+
+
+# Seconds that pass, by how much the clock is set then, and whether the receiver takes the push.
+turns = st.lists(
+    st.tuples(
+        st.floats(1e-6, 1e4),
+        st.sampled_from([0.0, 0.0, 0.0, 1.0, -1e-6, -0.5, -30.0, -3600.0, -1e8, 1e8]) | st.floats(-1e5, 1e5),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@examples(60)
+@given(turns=turns)
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_times_when_the_clock_is_set(temporality: str, turns: list[tuple[float, float, bool]]) -> None:
+    clocks, collector = Clocks(), Collector(Settings())
+    with patch.object(points_module, "time", clocks):
+        builder = PointBuilder(
+            collector.store, temporality=temporality, exponential=False, started=clocks.system / NANO - 10, fresh=60.0
+        )
+        starts: list[int] = []
+        acknowledged = 0
+        for seconds, jump, taken in turns:
+            clocks.go_on(seconds)
+            clocks.system += int(jump * NANO)
+            feed(collector, step(running=1))
+            push = builder.build(lambda: None)
+            (metric,) = (each for each in push.metrics if each.name == "vitals.steps")
+            (point,) = metric.data.data_points
+            assert 0 <= point.start_time_unix_nano < point.time_unix_nano == clocks.system
+            starts.append(point.start_time_unix_nano)
+            if temporality == "cumulative":
+                # Lowered where it would lie in the future, and kept then.
+                before = starts[-2] if len(starts) > 1 else starts[0]
+                assert starts[-1] <= before
+                assert starts[-1] == before or before >= clocks.system
+            elif 0 < acknowledged < clocks.system:
+                assert starts[-1] == acknowledged
+            if taken:
+                builder.acknowledge(push)
+                acknowledged = push.time
 
 
 def test_gauges_of_the_moment_have_the_time_of_their_step_while_it_is_fresh() -> None:

@@ -126,10 +126,22 @@ def test_cached_tokens_add_up_by_their_source(
     assert sum((step.cached_by_source or {}).values()) == local + external
 
 
-def test_more_hits_than_lookups_are_told_of_and_cut() -> None:
+def test_more_hits_than_lookups_are_clamped_and_are_no_error(caplog: pytest.LogCaptureFixture) -> None:
     step, complaints = told(Stats(prefix_cache_stats=Stats(queries=4, hits=9)))
     assert step.prefix_cache == CacheUse(4, 4)
-    assert complaints == ["SimpleNamespace.hits"]
+    assert step.clamped == ("vllm.prefix_cache.hit_tokens",)
+    assert complaints == []
+    (line,) = caplog.messages
+    assert "SimpleNamespace.hits = 9" in line
+    assert "clamped" in line
+    assert "left out" not in line
+
+
+def test_hits_of_lookups_that_cannot_be_are_none() -> None:
+    step, _ = told(Stats(prefix_cache_stats=Stats(queries=-5, hits=3)))
+    assert step.prefix_cache == CacheUse(-5, 0)
+    step, _ = told(Stats(prefix_cache_stats=Stats(queries=-5, hits=0)))
+    assert (step.prefix_cache, step.clamped) == (CacheUse(-5, 0), ())
 
 
 # Iteration details
@@ -356,25 +368,25 @@ odd = pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name
 
 
 @odd
-@pytest.mark.parametrize("field", SCHEDULER)
-def test_an_odd_field_of_the_scheduler_costs_only_itself(field: str, value: Any) -> None:
-    step = read(Stats(**{"kv_cache_usage": 0.5, field: value}), Stats(num_generation_tokens=5))
-    assert (step.scheduled, step.kv_cache_usage, step.generation_tokens) == (True, 0.5, 5)
+def test_an_odd_field_of_the_scheduler_costs_only_itself(value: Any) -> None:
+    for field in SCHEDULER:
+        step = read(Stats(**{"kv_cache_usage": 0.5, field: value}), Stats(num_generation_tokens=5))
+        assert (step.scheduled, step.kv_cache_usage, step.generation_tokens) == (True, 0.5, 5), field
 
 
 @odd
-@pytest.mark.parametrize("field", ITERATION)
-def test_an_odd_field_of_the_outputs_costs_only_itself(field: str, value: Any) -> None:
-    step = read(Stats(num_running_reqs=1), Stats(**{"num_generation_tokens": 5, field: value}))
-    assert (step.running, step.generation_tokens) == (1, 5)
+def test_an_odd_field_of_the_outputs_costs_only_itself(value: Any) -> None:
+    for field in ITERATION:
+        step = read(Stats(num_running_reqs=1), Stats(**{"num_generation_tokens": 5, field: value}))
+        assert (step.running, step.generation_tokens) == (1, 5), field
 
 
 @odd
-@pytest.mark.parametrize("field", REQUEST)
-def test_an_odd_field_of_a_request_costs_only_itself(field: str, value: Any) -> None:
-    step = ended(request_stats(), request_stats(**{field: value}))
-    assert [request.output_tokens for request in step.finished] == [3, 3]
-    assert step.finished[1].reason == "stop"
+def test_an_odd_field_of_a_request_costs_only_itself(value: Any) -> None:
+    for field in REQUEST:
+        step = ended(request_stats(), request_stats(**{field: value}))
+        assert [request.output_tokens for request in step.finished] == [3, 3], field
+        assert step.finished[1].reason == "stop", field
 
 
 @pytest.mark.parametrize("field", ["e2e_latency", "queued_time", "num_prompt_tokens", "finish_reason"])

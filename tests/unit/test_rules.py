@@ -1,5 +1,6 @@
 """The rules as files: their configuration, how they are laid out, and that what is checked in is fresh."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,18 @@ def test_the_command_writes_files_and_takes_away_what_is_switched_off(tmp_path: 
     config.write_text("gpu: {enabled: false}")
     assert command("--out", str(out), "--config", str(config)).exit_code == 0
     assert {path.name for path in out.iterdir()} == {*files(RulesConfig()), "mine.yaml"} - {"gpu.yaml"}
+
+
+def test_what_others_have_in_the_directory_is_left_alone_whatever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "directory.yaml").mkdir()
+    (tmp_path / "nowhere.yaml").symlink_to(tmp_path / "none")
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "large.yaml").touch()
+    os.truncate(tmp_path / "large.yaml", 2**40)
+    theirs = set(tmp_path.iterdir())
+    assert command("--out", str(tmp_path)).exit_code == 0
+    assert theirs < set(tmp_path.iterdir())
 
 
 def test_the_command_prints_one_file() -> None:

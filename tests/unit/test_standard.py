@@ -261,6 +261,14 @@ def _clean(text: str) -> str:
         ({"OTEL_METRICS_EXPORTER": "none"}, False),
         ({"OTEL_METRICS_EXPORTER": "NONE"}, False),
         ({"OTEL_METRICS_EXPORTER": "otlp"}, True),
+        ({"OTEL_METRICS_EXPORTER": "prometheus"}, False),
+        ({"OTEL_METRICS_EXPORTER": " Prometheus , OTLP "}, True),
+        ({"OTEL_METRICS_EXPORTER": "console"}, False),
+        ({"OTEL_METRICS_EXPORTER": "console,otlp"}, True),
+        ({"OTEL_METRICS_EXPORTER": "none,otlp"}, False),
+        ({"OTEL_METRICS_EXPORTER": "otpl"}, True),
+        ({"OTEL_METRICS_EXPORTER": "otpl,prometheus"}, False),
+        ({"OTEL_METRICS_EXPORTER": ",,"}, True),
         ({"OTEL_TRACES_EXPORTER": "none"}, True),
         ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
     ],
@@ -270,6 +278,40 @@ def test_switches(environ: dict[str, str], *, on: bool) -> None:
     assert settings.otlp.enabled is on
     assert (resolve(settings.otlp) is not None) is on
     assert settings.prometheus.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("otlp", ""),
+        ("prometheus", ""),
+        ("none", ""),
+        ("otlp,prometheus", ""),
+        ("console", "'console': console has no effect; there are otlp, prometheus, none"),
+        (
+            "otlp, Logging,logging,typo",
+            "'otlp, Logging,logging,typo': logging, typo has no effect; there are otlp, prometheus, none",
+        ),
+    ],
+)
+def test_exporters_that_there_are_none_of_are_named_in_one_line(text: str, warning: str) -> None:
+    expected = [f"OTEL_METRICS_EXPORTER={warning}"] if warning else []
+    assert load({"OTEL_METRICS_EXPORTER": text}).warnings == expected
+
+
+def test_a_timeout_that_was_meant_in_seconds_is_warned_of() -> None:
+    for prefix in (GENERIC, METRICS):
+        loaded = load({f"{prefix}TIMEOUT": "120"})
+        assert loaded.settings.otlp.timeout == 0.12
+        assert loaded.warnings == [
+            f"{prefix}TIMEOUT='120' is 0.12 s, for it is in milliseconds; if 120 s are meant, write 120000"
+        ]
+    assert load({f"{GENERIC}TIMEOUT": "1000"}).warnings == []
+    (warning,) = load({f"{GENERIC}TIMEOUT": "10"}).warnings
+    assert warning == (
+        f"{GENERIC}TIMEOUT='10' is not used (Input should be greater than or equal to 0.1); otlp.timeout stays 10.0; "
+        "it is in milliseconds: 10000 are 10 s"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.unit.builders import examples
 from tests.unit.test_hostile import COMPLETE, REQUEST, full, iterations, schedulers, shown, values
 from vllm_vitals.feed.tap import Tap
 from vllm_vitals.step import LARGEST_CONTENT, Dialect, Health, Record, Step, Unread
@@ -68,7 +69,7 @@ def steps(records: Sequence[Record]) -> list[Step]:
     return [record for record in records if isinstance(record, Step)]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(400, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), min_size=1, max_size=4))
 def test_it_reads_as_if_it_had_been_read_at_once(calls: list[tuple[Any, Any, Any]]) -> None:
     given_ = [(float(place), true(full(s)), true(full(i)), true(m), 0) for place, (s, i, m) in enumerate(calls)]

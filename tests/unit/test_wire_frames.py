@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -36,7 +35,7 @@ def test_frames_are_cut_right_wherever_the_stream_breaks(payloads: list[bytes], 
         stream = stream[count:]
         found += list(iter(frames.next, None))
     assert found == payloads
-    assert not frames.begun
+    assert not frames.size
 
 
 def test_a_frame_can_be_sent_in_two_parts() -> None:
@@ -80,16 +79,14 @@ def test_a_trickling_peer_is_not_waited_for(ends: Ends) -> None:
     stopped = threading.Event()
 
     def trickle() -> None:
-        ends[0].sendall((20).to_bytes(4, "big"))
+        ends[0].sendall((20_000).to_bytes(4, "big"))
         while not stopped.wait(0.02):
             ends[0].sendall(b"x")
 
     thread = threading.Thread(target=trickle)
     thread.start()
-    begun = time.monotonic()
     with pytest.raises(WireError, match=SLOW):
-        receive(ends[1], Frames(20), idle=5.0, whole=0.1)
-    assert time.monotonic() - begun < 5.0
+        receive(ends[1], Frames(20_000), idle=60.0, whole=0.1)
     stopped.set()
     thread.join()
 

@@ -1,4 +1,7 @@
-"""Nonsense never harms the receiver: VITALS_WIRE_FUZZ=1000000 tries that many frames instead of some thousands."""
+"""Nonsense never harms the receiver: some thousand frames of it, always the same, or a million at random (`--effort=all`).
+
+VITALS_WIRE_FUZZ says how many frames instead.
+"""
 
 import math
 import os
@@ -50,7 +53,8 @@ from vllm_vitals.wire import receiver
 from vllm_vitals.wire.frames import MOST_FROM_CLIENT, Frames, WireError, frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client
 
-FRAMES = int(os.environ.get("VITALS_WIRE_FUZZ", "12000"))
+FEWEST = 4000
+"""With fewer not everything that is waited for has come to pass."""
 GROWTH = 64 << 10
 """KiB by which this process may grow over all of them, beside what the collector keeps."""
 LATENCIES = array("d", [0.1, 0.2])
@@ -112,6 +116,17 @@ ODD = [None, True, False, -1, 0, 1, 7, 1 << 62, 1 << 63, -1.5, 0.0, 1e9, 1e308, 
        "x" * 1000, b"", b"1234567", bytes(800), array("d", [math.nan, -1.0, 1e308]).tobytes(), [], [[]], [1.0, 1.0], {},
        {"": {}}, {"step": [0.0, math.inf]}, {"type": "Step"}, [None] * 1000, datetime(2026, 1, 1, tzinfo=timezone.utc),
        Ext(1, bytes(12)), Ext(5, b"x")]  # fmt: skip
+
+
+@pytest.fixture
+def frames(effort: str) -> int:
+    """Return how many frames are tried."""
+    return int(os.environ.get("VITALS_WIRE_FUZZ", FEWEST if effort == "test" else 1_000_000))
+
+
+@pytest.fixture
+def chance(seed: int) -> random.Random:
+    return random.Random(seed)
 
 
 def mangled(chance: random.Random, seeds: list[bytes]) -> bytes:
@@ -222,21 +237,21 @@ def test_random_bytes_are_a_message_or_an_error(data: bytes) -> None:
         assert isinstance(from_client(data), Hello | Batch)
 
 
-def test_little_memory_is_taken_by_mutants() -> None:
-    chance, before = random.Random(42), peak()
-    for number in range(FRAMES):
+def test_little_memory_is_taken_by_mutants(chance: random.Random, frames: int) -> None:
+    before = peak()
+    for number in range(frames):
         with suppress(WireError):
             list(read((mutant, stranger)[number % 2](chance)))
     assert peak() - before < GROWTH
 
 
-def test_mutants_are_messages_or_errors_and_cost_nobody_else_a_step() -> None:
+def test_mutants_are_messages_or_errors_and_cost_nobody_else_a_step(chance: random.Random, frames: int) -> None:
     """What can be decoded is read and added up, beside what a good process tells."""
-    chance, understood, good = random.Random(4711), 0, Good()
+    understood, good = 0, Good()
     collector = Collector(Settings(exemplars=True))
     merger = Merger(collector, serves=False)
     merger.take("good", Good.KNOWN, 0.0)
-    for number in range(FRAMES):
+    for number in range(frames):
         with suppress(WireError):
             for message in read((mutant, stranger, misread, noise)[number % 4](chance)):
                 understood += 1
@@ -248,7 +263,7 @@ def test_mutants_are_messages_or_errors_and_cost_nobody_else_a_step() -> None:
     merger.finish()
     assert good.is_shown(collector)
     check_what_is_shown(collector)
-    assert FRAMES // 4 < understood < FRAMES
+    assert frames // 4 < understood < frames
     assert any(collector.store.rejects), "some of it was added up"
 
 
@@ -270,11 +285,11 @@ def test_no_room_is_made_for_what_is_only_claimed(head: bytes) -> None:
 
 
 def test_a_receiver_goes_on_whatever_is_sent_to_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    chance: random.Random, frames: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As the first thing, and after a welcome; a good process goes on beside."""
     monkeypatch.setattr(receiver, "TICK", 0.05)
-    chance, good = random.Random(815), Good()
+    good = Good()
     with short_directory() as made:
         path: Path = made / "d" / "s"
         collector = Collector(Settings())
@@ -282,7 +297,7 @@ def test_a_receiver_goes_on_whatever_is_sent_to_it(
         host.start({})
         client = Client(path)
         client.greet(Hello(PROTOCOL, GREETING.process, "0", 1, list(Good.KNOWN)))
-        for number in range(1, FRAMES // 100 + 1):
+        for number in range(1, frames // 100 + 1):
             bad = Client(path)
             with suppress(OSError):
                 if number % 2:

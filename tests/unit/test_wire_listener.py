@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.wire import short_directory
 from vllm_vitals.wire import listener as module
-from vllm_vitals.wire.listener import LONGEST_PATH, Listener
+from vllm_vitals.wire.directory import LONGEST_PATH, Directory
+from vllm_vitals.wire.listener import Listener
 
 NOBODY = 65534
 
@@ -90,7 +91,8 @@ def test_it_is_in_use_even_if_its_owner_is_stuck(listening: Listener, path: Path
 
 def test_only_one_at_a_time_looks_and_binds(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
-    with module._locked(path.parent), pytest.raises(OSError, match=f"about to listen.*{path.parent}"):
+    refused = pytest.raises(OSError, match=f"about to listen.*{path}")
+    with Directory(path.parent) as directory, module._locked(directory, path.name), refused:
         Listener(path)
     Listener(path).close()
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.unit.builders import facts, step
 from tests.unit.otlp import wait_until
 from tests.unit.wire import GREETING, Client, Collecting, numbered, short_directory
 from vllm_vitals.step import Gap
-from vllm_vitals.wire import receiver, session
+from vllm_vitals.wire import processes, receiver, session
 from vllm_vitals.wire.frames import CLOSED, WireError, frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
 from vllm_vitals.wire.receiver import Peer
@@ -148,13 +149,21 @@ def test_a_process_that_does_not_come_back_is_gone(collecting: Make, connect: Co
     assert collector.gone == [PEER, PEER]
 
 
-def test_a_process_that_comes_back_in_time_is_not_gone(collecting: Make, connect: Connect) -> None:
-    collector, client = collecting(grace=2.0), connect()
+def test_a_process_that_comes_back_in_time_is_not_gone(
+    collecting: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector, client = collecting(grace=3600.0), connect()
     client.greet()
+    known = collector.receiver._processes
+    process = known._known[GREETING.process]
     client.close()
-    time.sleep(0.1)
+    wait_until(lambda: process.left is not None)
     connect().greet()
-    time.sleep(2.2)
+    real, looked = time.monotonic, threading.Event()
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: looked.set() or real() + 7200.0))
+    assert looked.wait(60)  # the grace is over, had it not come back
+    looked.clear()
+    assert looked.wait(60)
     assert collector.gone == []
 
 

@@ -7,7 +7,12 @@ from typing import Any
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
 from vllm_vitals.step import CacheUse, Facts, Step
 
-TIER = Label("tier", ("local",), open=True, help="local: this engine's KV cache. external: a KV connector's")
+TIER = Label(
+    "tier", ("local",), open=True, help="local: this engine's KV cache. external: a KV connector's",
+    ahead=lambda facts: ("external",) if "kv_connector" in facts.features else (),
+)  # fmt: skip
+MOST_POSITIONS = 64
+"""Positions in a draft that get a series of their own."""
 ADAPTERS = 100
 """Distinct LoRA adapters that get a series of their own."""
 
@@ -128,7 +133,8 @@ ACCEPTED_TOKENS = Counter(
         if s.speculation
         else None
     ),
-    labels=(Label("position", cap=64, help="0 is the first token of a draft"),),
+    labels=(Label("position", cap=MOST_POSITIONS, help="0 is the first token of a draft",
+                  ahead=lambda facts: map(str, range(min(facts.draft_tokens or 0, MOST_POSITIONS)))),),
 )  # fmt: skip
 
 CACHE = (

@@ -35,7 +35,7 @@ GEN_AI_DURATION = Histogram(
     "gen_ai.server.request.duration", "s", "Time from a request's arrival to its last output.",
     of=Finished, scope=Scope.CONVENTION, buckets="gen_ai_request_duration", limit=LONGEST,
     read=duration_by_error,
-    labels=(Label("error.type", ("",), open=True, help="`error` when the engine failed the request, else absent"),),
+    labels=(Label("error.type", ("", "error"), help="`error` when the engine failed the request, else absent"),),
 )  # fmt: skip
 GEN_AI_FIRST_TOKEN = Histogram(
     "gen_ai.server.time_to_first_token", "s",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_vitals.catalog.metric import Counter, Gauge, Label, Scope
+from vllm_vitals.catalog.metric import MOST_JOULES, Counter, Gauge, Label, Scope
 from vllm_vitals.step import Facts
 
 BUSY, IDLE, ASLEEP = STATES = ("busy", "idle", "asleep")
@@ -22,6 +22,7 @@ GPU_TIME: Counter[Any] = Counter(
 ENERGY: Counter[Any] = Counter(
     "vllm.engine.energy", "J",
     "Energy that the GPUs of an engine used, where it is known which GPUs are its: `hw.energy` by what the engine did.",
+    limit=MOST_JOULES,
     labels=(Label("state", cap=len(STATES), help="`busy`, `idle`, `asleep`, as in `vllm.engine.gpu.time`"),),
 )  # fmt: skip
 COST: Counter[Any] = Counter(

@@ -105,13 +105,14 @@ STEP_PROCESSING = Histogram(
     "vllm.step.processing.duration", "s",
     "Time from when the serving process got a step's outputs to when they were on their way to the clients: it turns tokens "
     "into text, and whatever else is due on its event loop comes between. All streams of the process wait that long.",
-    of=Step, read="processing", buckets="step",
+    of=Step, read=lambda s: s.processing if s.counts else None, buckets="step",
 )  # fmt: skip
 STEP_TOKENS = Histogram(
     "vllm.step.tokens", "{token}",
     "Prompt tokens computed and tokens generated in a step; cached and transferred tokens do not count. A "
-    "chunked prefill counts when its last chunk is done. Before vLLM 0.16.0 cached tokens do count.",
-    of=Step, read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated else None,
+    "chunked prefill counts when its last chunk is done. Before vLLM 0.16.0 cached tokens do count. vLLM's counterpart "
+    "counts them up to 0.22, and it counts a step of 0 tokens wherever requests end without one, as when clients leave.",
+    of=Step, read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated and s.counts else None,
     buckets="iteration_tokens", native="vllm:iteration_tokens_total",
 )  # fmt: skip
 SCHEDULED_TOKENS = Counter(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_vitals.catalog.metric import Counter, Gauge, Key, Label, Scope
+from vllm_vitals.catalog.metric import MOST_JOULES, Counter, Gauge, Key, Label, Scope
 from vllm_vitals.gpu.sample import (
     CLOCKS,
     DIRECTIONS,
@@ -93,7 +93,7 @@ IO = Counter(
 )  # fmt: skip
 ENERGY = Counter(
     "hw.energy", "J", "Energy that the GPU used, by its own counter, or reckoned from its power where it has none.",
-    of=Sample, read=_read(lambda r: r.energy, "gpu"), scope=Scope.PROCESS, labels=(*DEVICE, TYPE),
+    of=Sample, read=_read(lambda r: r.energy, "gpu"), scope=Scope.PROCESS, limit=MOST_JOULES, labels=(*DEVICE, TYPE),
 )  # fmt: skip
 POWER = Gauge(
     "hw.power", "W", "Power that the GPU draws; many models give the mean of the latest second.",

@@ -1,14 +1,25 @@
 """The plugin itself: what it saw, lost, refused, and what it costs."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
 from vllm_vitals.step import Health, Step
 
+
+def _exporters(settings: Any) -> Iterator[str]:
+    """Yield the exporters that the settings switch on."""
+    if settings.prometheus.enabled:
+        yield "prometheus"
+    if settings.otlp.enabled and settings.otlp.endpoint:
+        yield "otlp"
+
+
 PROCESS = Label(
-    "process", ("0",), cap=64, open=True, help="the number of the serving process; sidecar for a sidecar itself"
-)
-EXPORTER = Label("exporter", help="prometheus, otlp")
+    "process", ("0",), cap=64, open=True, help="the number of the serving process; sidecar for a sidecar itself",
+    ahead=lambda health: (health.process,),
+)  # fmt: skip
+EXPORTER = Label("exporter", help="prometheus, otlp", ahead=_exporters)
 
 INFO: Gauge[Any] = Gauge(
     "vitals.info", "", "Always 1; which vllm-vitals and Python this is, and where its numbers come from.",
@@ -26,14 +37,14 @@ DROPPED = Counter(
     of=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(
-    "vitals.values.rejected", "{value}", "Values that cannot be true and were left out of a metric.",
+    "vitals.values.rejected", "{value}",
+    "Values that cannot be true and were left out of a metric, or clamped to what they can be at most.",
     scope=Scope.PROCESS,
     labels=(Label("metric", cap=200),
             Label("reason", cap=4, help="not_finite, negative, absurd (beyond what the metric can reach)")),
 )  # fmt: skip
-UNKNOWN_CONNECTORS = Counter(
-    "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.",
-    of=Step, read=lambda s: dict.fromkeys(s.unknown_connectors, 1) if s.unknown_connectors else None, labels=(Label("connector"),),
+UNKNOWN_CONNECTORS: Counter[Any] = Counter(
+    "vitals.connectors.unknown", "{connector}", "KV connectors whose stats are not shown, each counted once.", labels=(Label("connector"),),
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",

@@ -18,6 +18,8 @@ Readings = float | Iterable[float] | Mapping[Any, Any] | None
 
 MOST = float(2**63)
 """The largest count that one step can plausibly bring."""
+MOST_JOULES = 1e12
+"""The most energy that GPUs can have used from one reading to the next: a hundred of them in a week."""
 LONGEST = 7 * 86400.0
 """The longest latency, in seconds, that is believed."""
 
@@ -46,7 +48,9 @@ def reader(read: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
 class Label:
     """A label beside those of the scope; `values` exist from the start, the rest is capped.
 
-    Of an `open` one there are more values than those that exist from the start.
+    Of an `open` one there are more values than those that exist from the start. `ahead` gives those of them that are
+    known ahead: from the `Facts` of an engine, from the `Health` of a process, or, what is this process's, from
+    the `Settings`.
     """
 
     name: str
@@ -54,6 +58,12 @@ class Label:
     cap: int = 16
     help: str = ""
     open: bool = False
+    ahead: Callable[[Any], Iterable[str]] | None = None
+
+    def known(self, told: Any) -> tuple[str, ...]:
+        """Return the values that exist from the start where a record, or the settings, tell this; `None` tells nothing."""
+        more = tuple(self.ahead(told)) if self.ahead and told is not None else ()
+        return tuple(dict.fromkeys((*self.values, *more[: self.cap])))
 
 
 @dataclass(frozen=True, eq=False)

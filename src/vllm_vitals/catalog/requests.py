@@ -1,14 +1,16 @@
 """Tokens and requests: what came in, what went out, and how long each part took."""
 
+import re
 from collections import Counter as Tally
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from vllm_vitals._util.labels import UNKNOWN
 from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
 from vllm_vitals.columns import Floats, Requests
-from vllm_vitals.step import CLOCK_SLACK, Finished, Rejection, Step
+from vllm_vitals.step import CLOCK_SLACK, Facts, Finished, Rejection, Step
 
 
 def lifetime(step: Step) -> float:
@@ -16,18 +18,30 @@ def lifetime(step: Step) -> float:
     return step.age + CLOCK_SLACK
 
 
+def _frontend(requests: Requests) -> Floats:
+    """Return the seconds spent outside the engine (tokenising, transport, detokenising), NaN where a part is not true."""
+    queue, inference, most = requests.queue, requests.inference, requests.most
+    known = (queue >= 0) & (queue <= most) & (inference >= 0) & (inference <= most)
+    return np.where(known, np.maximum(requests.duration - queue - inference, 0.0), np.nan)
+
+
+def _sources(facts: Facts) -> tuple[str, ...]:
+    """Return the source that vLLM before 0.16.0 knows alone."""
+    found = re.match(r"0\.(\d+)\.", facts.info.get("vllm_version", ""))
+    return (UNKNOWN,) if found and int(found[1]) < 16 else ()  # noqa: PLR2004 - the release above
+
+
 PHASES: dict[str, Callable[[Requests], Floats]] = {
     "queue": lambda r: r.queue,
     "prefill": lambda r: r.prefill,
     "decode": lambda r: r.decode,
-    # spent outside the engine: tokenising, transport, detokenising
-    "frontend": lambda r: np.maximum(r.duration - r.queue - r.inference, 0.0),
+    "frontend": _frontend,
 }
 
 PROMPT_TOKENS = Counter(
     "vllm.tokens.prompt", "{token}", "Prompt tokens of requests whose prefill is done, by where they came from.",
     of=Step, read="prompt_tokens", native="vllm:prompt_tokens_by_source",
-    labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"), open=True,
+    labels=(Label("source", ("local_compute", "local_cache_hit", "external_kv_transfer"), open=True, ahead=_sources,
                   help="`unknown` before vLLM 0.16.0, which does not tell"),),
 )  # fmt: skip
 CACHED_TOKENS = Counter(

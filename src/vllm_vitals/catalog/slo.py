@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from vllm_vitals._util.labels import UNKNOWN
 from vllm_vitals.catalog.metric import Counter, Gauge, Label, Scope
 from vllm_vitals.catalog.requests import PHASES
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
-UNKNOWN = "unknown"
 MOST_SLOS = 32
 """Each makes up to 17 series for every engine."""
 

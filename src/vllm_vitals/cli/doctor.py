@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from rich.padding import Padding
 from rich.table import Table
@@ -13,6 +14,7 @@ from vllm_vitals import __version__
 from vllm_vitals.cli.checks import CHECKS
 from vllm_vitals.cli.checks.finding import Finding, Status, fail
 from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.checks.secrets import redactor
 from vllm_vitals.cli.output import console
 
 MARKS = {
@@ -82,6 +84,12 @@ def examine(environ: Mapping[str, str], command: Sequence[str] | None = None) ->
 
 
 def _findings(launch: Launch) -> Iterator[Finding]:
+    hide = partial(redactor(launch).clean, short=False)
+    for finding in _all(launch):
+        yield replace(finding, found=hide(finding.found), advice=hide(finding.advice))
+
+
+def _all(launch: Launch) -> Iterator[Finding]:
     for name, check in CHECKS.items():
         try:
             for finding in check(launch):

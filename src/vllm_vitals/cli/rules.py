@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from vllm_vitals._util import files as files_
 from vllm_vitals.rules import HEAD, as_data, build, dumped, files
 from vllm_vitals.rules.config import RulesConfig
 from vllm_vitals.rules.loading import RulesConfigError, read
 
+MOST_BYTES = 4 * 2**20
+"""A file of rules is far smaller."""
 __all__ = ["RulesConfigError", "as_text", "configuration", "write"]
 
 
@@ -27,6 +30,14 @@ def write(config: RulesConfig, directory: Path) -> list[Path]:
     for name, text in made.items():
         (directory / name).write_text(text, encoding="utf-8")
     for path in directory.glob("*.yaml"):
-        if path.name not in made and path.read_text(encoding="utf-8").startswith(HEAD):
+        if path.name not in made and _is_ours(path):
             path.unlink()
     return [directory / name for name in made]
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a file was written by this command; other people's may be anything."""
+    try:
+        return files_.read(path, MOST_BYTES).startswith(HEAD.encode())
+    except OSError:
+        return False

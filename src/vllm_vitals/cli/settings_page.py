@@ -1,5 +1,7 @@
 """The page `docs/settings.md`."""
 
+from vllm_vitals._util.documents import DEEPEST, MOST_VALUES
+from vllm_vitals._util.files import MOST_BYTES
 from vllm_vitals.catalog.buckets import FAMILIES
 from vllm_vitals.cli.output import code, markdown_table
 from vllm_vitals.cli.settings import Setting, sections
@@ -24,11 +26,14 @@ The first of these that says something wins:
 
 They are read once, when vLLM makes the plugin. A wrong setting never stops vLLM: the log says in one line which
 setting it is, the value and what is allowed, and the exporter whose section it is in stays off, or all of the plugin
-if it is in none. With `VITALS_STRICT=true` vLLM fails to start instead. A name in the file, or within a section, that
-does not exist is an error like any other, and so is a key that is given twice; a `VITALS_*` variable of an unknown
-name is only warned of, since Kubernetes makes such variables for services.
+if it is in none. With `VITALS_STRICT=true` vLLM fails to start instead; that variable counts also when the file cannot be
+read. A name in the file, or within a section, that does not exist is an error like any other, and so is a key that is
+given twice; a `VITALS_*` variable of an unknown name is only warned of, since Kubernetes makes such variables for services.
 
-A variable whose value begins with `{` or `[` is read as JSON.
+A variable whose value begins with `{{` or `[` is read as JSON.
+
+The file may have {size} KiB, {values:,} keys and values, and {deepest} levels; it must be a regular file. YAML's anchors and
+aliases work, and what an alias stands for counts each time. Tags other than YAML's own are refused.
 
 ### As a file
 
@@ -53,7 +58,7 @@ The same:
 export VITALS_STALE_AFTER=120
 export VITALS_PROMETHEUS__HOST=0.0.0.0
 export VITALS_PROMETHEUS__PORT=9500
-export VITALS_BUCKETS='{"time_to_first_token": [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]}'
+export VITALS_BUCKETS='{{"time_to_first_token": [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5]}}'
 export VITALS_GEN_AI__ENABLED=false
 ```
 
@@ -66,10 +71,11 @@ export VITALS_GEN_AI__ENABLED=false
 
 def page() -> str:
     """Return the whole page."""
+    head = INTRO.format(size=MOST_BYTES // 1024, values=MOST_VALUES, deepest=DEEPEST)
     made = [_section(*section) for section in sections()]
     families = ", ".join(map(code, FAMILIES))
     return (
-        INTRO + "\n".join(made) + f"\nThe families of `buckets`: {families}. [Metrics](metrics.md) has their bounds.\n"
+        head + "\n".join(made) + f"\nThe families of `buckets`: {families}. [Metrics](metrics.md) has their bounds.\n"
     )
 
 

@@ -2,9 +2,9 @@
 
 import logging
 import os
+import select
 import signal
 import sys
-import threading
 from pathlib import Path
 
 from vllm_vitals.configuration import SettingsError, load
@@ -13,14 +13,14 @@ from vllm_vitals.sidecar import NativeSidecar, StepSidecar
 
 WRONG_SETTINGS = 2
 NO_SOCKET = 1
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end it in order: also when its terminal is closed."""
 
 
 def run(socket: Path | None, native_url: str | None) -> int:
     """Run until a signal asks to end; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = _signals()
     try:
         sidecar = _sidecar(socket, native_url)
         sidecar.start()
@@ -31,10 +31,27 @@ def run(socket: Path | None, native_url: str | None) -> int:
     except OSError as error:
         LOGGER.error("The sidecar cannot start: %s", error)
         return NO_SOCKET
-    ended.wait()
+    ended.poll()
     sidecar.stop()
+    for (
+        number
+    ) in ENDS:  # Python puts their usual effect back before the process is gone, and its exit code would be theirs
+        signal.signal(number, signal.SIG_IGN)
     LOGGER.info("Sidecar ended")
     return 0
+
+
+def _signals() -> select.poll:
+    """Return what can be polled until the first signal that asks to end; later ones change nothing."""
+    # Python's own handler runs only once this thread does: a signal that comes just before it waits would wake nobody.
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in ENDS:
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as after nohup
+            signal.signal(number, lambda *_: None)
+    ended = select.poll()
+    ended.register(reader, select.POLLIN)
+    return ended
 
 
 def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:

@@ -61,7 +61,7 @@ class Abandoned:
             slot = self._slots[key] = _Slot()
         slot.started += started
         if running is not None:
-            held = running + (step.waiting or 0) + (step.deferred or 0)
+            held = max(running, 0) + max(step.waiting or 0, 0) + max(step.deferred or 0, 0)
             if clock >= slot.clock:
                 slot.clock, slot.held = clock, held
             if clock >= self._latest.clock:

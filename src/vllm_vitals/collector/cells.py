@@ -4,12 +4,13 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_vitals._util.amounts import LARGEST
 from vllm_vitals.collector.exponential import Exponential
 
 PENDING = 16384
@@ -33,10 +34,25 @@ class Exemplar(NamedTuple):
     time: float
 
 
+class Reading(NamedTuple):
+    """What a cell held at one moment: of a histogram also its counts by bucket, not cumulated, and its exemplars."""
+
+    version: int
+    value: float
+    counts: Sequence[int] = ()
+    exemplars: Mapping[int, Exemplar] = {}
+    exponential: Exponential | None = None
+    least: float = math.inf
+    greatest: float = -math.inf
+
+
 def fault(value: float, limit: float) -> str:
     """Return why a value cannot be true, `""` when it can."""
-    if not math.isfinite(value):
-        return "not_finite"
+    try:
+        if not math.isfinite(value):
+            return "not_finite"
+    except OverflowError:  # a whole number beyond what a float can hold
+        return "absurd" if value > 0 else "negative"
     if value < 0:
         return "negative"
     return "absurd" if value > limit else ""
@@ -56,14 +72,26 @@ class NumberCell:
         self._rejects = rejects
 
     def add(self, *values: float) -> None:
-        """Add to a counter; values that cannot be true are refused and counted."""
-        if not (0 <= min(values) <= max(values) <= self._limit and math.isfinite(sum(values))):
-            faults = [fault(value, self._limit) for value in values]
-            self._rejects.update((self._metric, reason) for reason in faults if reason)
-            values = tuple(value for value, reason in zip(values, faults, strict=True) if not reason)
-        if more := sum(values):
-            self.value += more
-            self.version += 1
+        """Add to a counter; values that cannot be true, or that the sum cannot hold, are refused and counted."""
+        try:
+            total = self.value + sum(values)
+        except OverflowError:  # a whole number beyond what a float can hold
+            total = math.inf
+        if 0 <= min(values) <= max(values) <= self._limit and total < math.inf:
+            if total != self.value:
+                self.value = total
+                self.version += 1
+        else:
+            self._add_apart(values, self._limit)
+
+    def _add_apart(self, values: Iterable[float], limit: float) -> None:
+        for value in values:
+            reason = fault(value, limit)
+            if reason or self.value + value == math.inf:
+                self._rejects[self._metric, reason or "absurd"] += 1
+            elif value:
+                self.value += value
+                self.version += 1
 
     def set(self, value: float, time: float) -> None:
         """Set a gauge; a value that cannot be true is refused and counted."""
@@ -77,9 +105,11 @@ class NumberCell:
 
     def merge(self, more: float) -> None:
         """Add what somebody else has counted, over a time so long that what a step can bring is no limit."""
-        if more:
-            self.value += more
-            self.version += 1
+        self._add_apart((more,), math.inf)
+
+    def read(self) -> Reading:
+        """Return what it holds."""
+        return Reading(self.version, self.value)
 
 
 class HistogramCell:
@@ -122,7 +152,7 @@ class HistogramCell:
     def extend(self, values: Iterable[float], most: float | None = None, times: int = 1) -> None:
         """Take values in, each so many `times`; they are judged and sorted later. `most`: what none of them can exceed."""
         if most is not None:
-            self._most = min(most, self._limit)
+            self._most = min(self._limit, most)  # in this order: what is not a number is no limit
         if times != 1:
             self._repeat(values, times)
             return
@@ -144,7 +174,9 @@ class HistogramCell:
     def merge(self, counts: Sequence[int], total: float) -> None:
         """Add what another histogram of the same bounds has counted, of which no single value is known."""
         self.exponential = None  # it cannot be had from these counts
-        if total or any(counts):
+        if reason := fault(self.total + total, math.inf) or fault(min(counts), math.inf):
+            self._rejects[self._metric, reason] += 1
+        elif total or any(counts):
             self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
             self.total += total
             self.version += 1
@@ -162,12 +194,13 @@ class HistogramCell:
         pending, self._pending = self._pending, array("d")
         values = np.frombuffer(pending, dtype=np.float64)
         least, greatest = float(values.min()), float(values.max())
-        if not (least >= 0 and greatest <= self._most):  # also when one is not a number
+        # Also where one is not a number, or their sum may be none.
+        if not (least >= 0 and greatest <= self._most and self.total + greatest * len(values) < math.inf):
             values = self._believable(values)
             if not values.size:
                 return
             least, greatest = float(values.min()), float(values.max())
-        self.total += float(values.sum())
+        self.total = min(self.total + float(values.sum()), LARGEST)
         self.least = min(self.least, least)
         self.greatest = max(self.greatest, greatest)
         if self.exponential is not None:
@@ -176,16 +209,16 @@ class HistogramCell:
 
     def _settle_repeated(self) -> None:
         repeated, self._repeated = self._repeated, []
-        true = [(value, times) for value, times in repeated if 0 <= value <= self._most]
-        if len(true) < len(repeated):
-            for value, times in repeated:
-                if reason := fault(value, self._most):
-                    self._rejects[self._metric, reason] += times
+        true = []
+        for value, times in repeated:
+            if 0 <= value <= self._most and (total := self.total + value * times) < math.inf:
+                self._counts[bisect_left(self.bounds, value)] += times
+                self.total = total
+                true.append((value, times))
+            else:
+                self._rejects[self._metric, fault(value, self._most) or "absurd"] += times
         if not true:
             return
-        for value, times in true:
-            self._counts[bisect_left(self.bounds, value)] += times
-            self.total += value * times
         values, counts = zip(*true, strict=True)
         self.least, self.greatest = min(self.least, *values), max(self.greatest, *values)
         if self.exponential is not None:
@@ -193,7 +226,13 @@ class HistogramCell:
 
     def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         true = (values >= 0) & (values <= self._most)
-        self._rejects.update((self._metric, fault(value, self._most)) for value in values[~true].tolist())
+        total, kept = self.total, values[true]
+        if kept.size and not total + float(kept.max()) * kept.size < math.inf:  # their sum may be none
+            for place in np.flatnonzero(true).tolist():
+                true[place] = fits = total + float(values[place]) < math.inf
+                total += float(values[place]) if fits else 0.0
+        refused = [fault(value, self._most) or "absurd" for value in values[~true].tolist()]
+        self._rejects.update((self._metric, reason) for reason in refused)
         return values[true]
 
     def _sort(self, values: NDArray[np.float64], first: int, last: int) -> None:
@@ -209,6 +248,13 @@ class HistogramCell:
             self._counts[bucket] += within - below
             below = within
         self._counts[last] += len(values) - below
+
+    def read(self) -> Reading:
+        """Return what it holds; all that waits to be sorted is sorted first."""
+        self.settle()
+        exponential = self.exponential.copy() if self.exponential is not None else None
+        exemplars = dict(self.exemplars) if self.exemplars else {}
+        return Reading(self.version, self.total, self._counts.copy(), exemplars, exponential, self.least, self.greatest)
 
     @property
     def counts(self) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import vllm_vitals
+from vllm_vitals._util.labels import label
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE, SAVED_PREFILL
@@ -86,8 +87,12 @@ class Collector:
         declare(self.store, settings.slos)
         of_process = self._rules("", "", self._bounds, Scope.PROCESS)
         self._process, self._gpus = of_process[Health], Intake(of_process[Sample])
+        self._processes: set[str] = set()
+        """Serving processes that were heard of, this one included."""
+        self._hear(Health(process=process))
         for metric in self._in_scope(Scope.PROCESS):
-            prepare(self.store[metric], (), self._bounds)
+            if metric.of is not Health:
+                prepare(self.store[metric], (), self._bounds, settings)
         info = (vllm_vitals.__version__, platform.python_version(), source)
         self._put(itself.INFO, (), info, 1.0)
 
@@ -149,13 +154,13 @@ class Collector:
         """Take note that steps of some engines, or of any, may be missing up to `clock`, monotonic seconds, for good."""
         with self.store.lock:
             for key in self._engines if engines is None else engines:
-                if engine := self._engines.get(key):
+                if engine := self._engines.get(_fitting(key)):
                     engine.abandoned.lose(clock)
 
     def meet(self, key: EngineKey) -> None:
         """Take note that one more process tells of an engine, in which it may have requests already."""
         with self.store.lock:
-            if engine := self._engines.get(key):
+            if engine := self._engines.get(_fitting(key)):
                 engine.abandoned.meet()
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
@@ -199,7 +204,7 @@ class Collector:
                 self._put(itself.STEP_AGE, engine.scope, (), max(clock - engine.clock, 0.0))
                 self._expire(engine, clock)
             self._gpus.expire(clock, self._settings.stale_after)
-            for (metric, reason), count in self.store.rejects.items():
+            for (metric, reason), count in list(self.store.rejects.items()):
                 cell = self.store[itself.REJECTED].number((), (metric, reason))
                 cell.set(count, now)
             self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
@@ -232,6 +237,8 @@ class Collector:
         by_engine: dict[EngineKey, list[Step]] = {}
         for step in steps:
             by_engine.setdefault((step.model, step.engine), []).append(step)
+            if step.clamped:
+                self._refuse(step.clamped)
             pause()
         for name, own in by_engine.items():
             engine = self._engine(*name)
@@ -249,6 +256,11 @@ class Collector:
             if len(engine.finished) >= WAITING:
                 self._settle(engine, pause)
 
+    def _refuse(self, names: Iterable[str]) -> None:
+        """Count a value that cannot be true of each of these metrics; another release may have others."""
+        known = {metric.name for metric in self._metrics}
+        self.store.rejects.update((name, "absurd") for name in names if name in known)
+
     def _settle(self, engine: Engine, pause: Callable[[], None] = lambda: None) -> None:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
@@ -262,15 +274,15 @@ class Collector:
 
     def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
         for facts in records:
-            if "pooling" in facts.features:
-                self._pooling.add(facts.model)
+            if "pooling" in facts.features and len(self._pooling) < MOST_SCOPES:
+                self._pooling.add(label(facts.model))
             bounds = self._plan(facts)
             engine = self._engine(facts.model, facts.engine, bounds)
             engine.learn(facts)
             self._costs.prepare(engine)
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
-                    prepare(self.store[metric], self._scope(metric, facts.model, facts.engine), bounds)
+                    prepare(self.store[metric], self._scope(metric, *engine.scope), bounds, facts)
             self._write(engine.rules[Facts], [facts], time.time(), pause)
             self._put(UP, engine.scope, (), 1.0)
             if facts.kv_cache_tokens:
@@ -294,21 +306,33 @@ class Collector:
 
     def _add_rejections(self, records: Sequence[Rejection], pause: Callable[[], None]) -> None:
         for rejection in records:
-            rules = self._models.get(rejection.model)
+            model = label(rejection.model)
+            if model not in self._models and len(self._models) >= MOST_SCOPES:
+                model = OTHER  # something makes models up
+            rules = self._models.get(model)
             if rules is None:
-                rules = self._rules(rejection.model, "", self._bounds, Scope.MODEL)[Rejection]
-                self._models[rejection.model] = rules
+                rules = self._models[model] = self._rules(model, "", self._bounds, Scope.MODEL)[Rejection]
             self._write(rules, [rejection], time.time(), pause)
 
     def _add_gone(self, records: Sequence[Gone], pause: Callable[[], None]) -> None:
         for gone in records:
-            engine = self._engines.pop((gone.model, gone.engine), None)
+            engine = self._engines.pop(_fitting((gone.model, gone.engine)), None)
             if engine is not None:
                 self._end(engine, pause)
                 self.store[itself.STEP_AGE].drop(engine.scope)
                 self._put(UP, engine.scope, (), 0.0)
 
+    def _hear(self, health: Health) -> None:
+        """Make the series of a process when it is first heard of, so that its first error is an increase."""
+        if health.process not in self._processes and len(self._processes) < MOST_SCOPES:
+            self._processes.add(health.process)
+            for metric in self._in_scope(Scope.PROCESS):
+                if metric.of is Health:
+                    prepare(self.store[metric], (), self._bounds, health)
+
     def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
+        for health in records:
+            self._hear(health)
         self._write(self._process, records, time.time(), pause)
         if any(health.dropped or "hook" in health.errors for health in records):
             self.lose(None, time.monotonic())
@@ -335,6 +359,7 @@ class Collector:
                 self.error("collect", "Could not add to %s", name, key=f"add {name}")
 
     def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
+        model, name = _fitting((model, name))
         engine = self._engines.get((model, name))
         if engine is None and len(self._engines) >= MOST_SCOPES:
             model = name = OTHER  # something makes engines up
@@ -371,6 +396,10 @@ class Collector:
 
     def _put(self, metric: Metric[Any], scope: tuple[str, ...], own: tuple[str, ...], value: float) -> None:
         self.store[metric].put(scope, own, value, time.time())
+
+
+def _fitting(key: EngineKey) -> EngineKey:
+    return label(key[0]), label(key[1])
 
 
 def _value(cell: Cell | None) -> float:

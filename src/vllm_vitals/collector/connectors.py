@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from vllm_vitals.catalog.connectors import CONNECTORS, IO
+from vllm_vitals.catalog.itself import UNKNOWN_CONNECTORS
 from vllm_vitals.catalog.metric import Counter, Histogram, Key
 from vllm_vitals.collector.store import Family, Store
 from vllm_vitals.collector.writers import Writer
@@ -26,6 +27,8 @@ class ConnectorWriter(Writer):
         for step in records:
             if step.connectors:
                 self._take(step, time)
+            if step.unknown_connectors:
+                self._pass_over(step.unknown_connectors)
 
     def _take(self, step: Step, time: float) -> None:
         late = step.clock < self._latest
@@ -35,6 +38,13 @@ class ConnectorWriter(Writer):
             # Who tells of others, or by other labels, is of another release than we are.
             if metric is not None and len(reported.labels) == len(metric.labels):
                 self._write(self._store[metric], reported, time, late=late)
+
+    def _pass_over(self, connectors: Sequence[str]) -> None:
+        """Count each class once for its engine, however many readers, processes and starts tell of it."""
+        for connector in connectors:
+            number = self._store[UNKNOWN_CONNECTORS].number(self.scope, (connector,))
+            if not number.value:
+                number.add(1)
 
     def _write(self, family: Family, reported: Reported, time: float, *, late: bool) -> None:
         """Add what is reported; where there is nothing yet, the series begins all the same."""

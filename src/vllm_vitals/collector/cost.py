@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from vllm_vitals._util.amounts import amount
 from vllm_vitals.catalog.cost import COST, ENERGY, GPU_TIME, PRICE, SAVED_COST, STATES
 from vllm_vitals.collector.energy import activity
 from vllm_vitals.collector.engine import Engine
@@ -55,11 +56,11 @@ class Costs:
                 engine = engines[owner]
                 names = {_name(reading.gpu) for reading in readings}
                 engine.perf.gpu = names.pop() if len(names) == 1 else ""
-                used = [reading.energy for reading in readings if reading.energy is not None]
-                if used:
+                used = [each for reading in readings if (each := amount(reading.energy)) is not None]
+                if used and self._store[ENERGY].believes(joules := sum(used)):
                     if not engine.metered:
                         self._begin(engine)
-                    engine.energy.read(sample.clock, sum(used))
+                    engine.energy.read(sample.clock, joules)
 
     def _begin(self, engine: Engine) -> None:
         engine.metered = True

@@ -3,8 +3,11 @@
 from collections import defaultdict, deque
 from collections.abc import Mapping
 
+from vllm_vitals._util.amounts import divide, quotient
 from vllm_vitals.catalog.cost import ASLEEP, BUSY, IDLE
 
+MOST_POWER = 1e9
+"""Watts that no engine draws: what seems to be more came in a time too short to tell."""
 MOST_WAITING = 64
 """Readings that wait until it is known what the engine did; beyond, the oldest are made into one."""
 
@@ -30,7 +33,7 @@ class Energy:
         """Watts that the engine was last seen to draw while it was not busy."""
 
     def read(self, clock: float, joules: float) -> None:
-        """Take a reading at `clock`, monotonic seconds: the joules since the one before."""
+        """Take a reading at `clock`, monotonic seconds: the joules since the one before, an amount that can be."""
         self._waiting.append((clock, joules))
         if len(self._waiting) > MOST_WAITING:
             (_, oldest), (until, next_) = self._waiting.popleft(), self._waiting.popleft()
@@ -52,8 +55,8 @@ class Energy:
     def _parts(self, joules: float, seconds: Mapping[str, float]) -> Mapping[str, float]:
         if len(seconds) == 1:
             (state, elapsed) = next(iter(seconds.items()))
-            if state != BUSY and joules:
-                self._power[state] = joules / elapsed
+            if state != BUSY and joules and (power := quotient(joules, elapsed, MOST_POWER)):
+                self._power[state] = power
             return {state: joules}
         resting = {state: self._power.get(state, 0.0) * elapsed for state, elapsed in seconds.items() if state != BUSY}
         if BUSY in seconds and all(resting.values()):
@@ -62,4 +65,4 @@ class Energy:
                 **{state: part * most for state, part in resting.items()},
                 BUSY: max(joules - sum(resting.values()), 0.0),
             }
-        return {state: joules * elapsed / sum(seconds.values()) for state, elapsed in seconds.items()}
+        return divide(joules, seconds)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_vitals._util.amounts import clamp, quotient
 from vllm_vitals.catalog.cache import FREE_SEQUENCES, TIME_TO_FULL
 from vllm_vitals.catalog.cost import IDLE
 from vllm_vitals.catalog.engine import SATURATION
@@ -133,7 +134,7 @@ class Engine:
             self._divide(clock)
         self._hold = min(max(self._hold * FADING, until - clock), LONGEST_HOLD)
         self._limiter.step(clock, "none")
-        self._saturation.step(clock, min(batch / self._max_num_seqs, 1.0) if self._max_num_seqs else 0.0)
+        self._saturation.step(clock, clamp(batch / self._max_num_seqs) if self._max_num_seqs else 0.0)
 
     def _need(self, step: Step) -> float | None:
         """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
@@ -199,7 +200,7 @@ class Engine:
         """Return how much more the engine can take, `None` where that cannot be told."""
         length = self._typical.length
         return {
-            FREE_SEQUENCES: None if self._free is None or not length else self._free / length,
+            FREE_SEQUENCES: None if self._free is None or not length else quotient(self._free, length),
             TIME_TO_FULL: self._trend.seconds_to_full(self.told),
             SATURATION: self._saturation.at(self._certain),
         }

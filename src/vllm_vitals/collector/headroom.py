@@ -7,6 +7,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_vitals._util.amounts import clamp
+from vllm_vitals.catalog.metric import LONGEST
 from vllm_vitals.columns import Requests
 from vllm_vitals.step import Step
 
@@ -46,7 +48,7 @@ class Typical:
     def learn(self, requests: Requests) -> None:
         """Take finished requests into account."""
         given, made, cached = requests.input_tokens, requests.output_tokens, requests.cached_tokens
-        known = np.isfinite(given) & np.isfinite(made) & (made > 0)
+        known = (given >= 0) & np.isfinite(given) & (made > 0) & np.isfinite(made)
         count = int(known.sum())
         if not count:
             return
@@ -72,14 +74,14 @@ class Prefill:
         A request counts by what was left to compute of its prompt: few tokens say more of the overhead of a step.
         """
         given, cached, prefill = requests.input_tokens, requests.cached_tokens, requests.prefill
+        given = np.where((given >= 0) & np.isfinite(given), given, 0.0)
         cached = np.where(np.isfinite(cached), np.clip(cached, 0, given), 0.0)
         left = given - cached
-        known = np.isfinite(prefill) & (prefill > 0) & (prefill < requests.most) & (left >= MANY_TOKENS)
+        known = (prefill > 0) & (prefill < requests.most) & (prefill <= LONGEST) & (left >= MANY_TOKENS)
         if count := int(known.sum()):
             each = float(prefill[known].sum() / left[known].sum())
             self.seconds_per_token = _blend(self.seconds_per_token, each, 1 - math.exp(-count / REMEMBERED))
-        reused = cached[np.isfinite(cached)].sum()
-        return float(reused) * (self.seconds_per_token or 0.0)
+        return float(cached.sum()) * (self.seconds_per_token or 0.0)
 
 
 class Trend:
@@ -174,5 +176,5 @@ def level(step: Step, most: int | None, limited: str) -> float:
     """Return how full an engine is at a step; `most` is max_num_seqs, `limited` what kept requests out of its batch."""
     if limited in {"max_num_seqs", "token_budget", "kv_cache"}:
         return 1.0
-    batch = min((step.running or 0) / most, 1.0) if most else 0.0
-    return max(batch, min(max(step.kv_cache_usage or 0.0, 0.0), 1.0))
+    batch = clamp((step.running or 0) / most) if most else 0.0
+    return max(batch, clamp(step.kv_cache_usage))

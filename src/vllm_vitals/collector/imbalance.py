@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vllm_vitals._util.amounts import quotient
+
 WINDOW = 10.0
 """Seconds over which the work is compared: single steps are uneven by nature."""
 PACE = 1.0
@@ -56,10 +58,10 @@ def _mean_running(engines: Iterable[str], looks: Sequence[tuple[float, Mapping[s
 def _tokens(engines: Mapping[str, Load], looks: Sequence[tuple[float, Mapping[str, Load]]]) -> list[float]:
     """Return the tokens of each engine within the window; one that is new began with what it had."""
     before = {engine: load.tokens for _, seen in reversed(looks) for engine, load in seen.items()}
-    return [load.tokens - before[engine] for engine, load in engines.items()]
+    return [max(load.tokens - before[engine], 0.0) for engine, load in engines.items()]
 
 
 def _uneven(values: Sequence[float]) -> float | None:
-    if len(values) < 2 or sum(values) <= 0:  # noqa: PLR2004 - one engine is not uneven
+    if len(values) < 2:  # noqa: PLR2004 - one engine is not uneven
         return None
-    return max(values) * len(values) / sum(values)
+    return quotient(max(values) * len(values), sum(values))

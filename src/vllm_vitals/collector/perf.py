@@ -4,8 +4,9 @@ import logging
 import math
 from typing import Any
 
+from vllm_vitals._util.amounts import amount, quotient
 from vllm_vitals.catalog.engine import FLOPS_LIMIT, MEMORY_TRAFFIC_LIMIT, MEMORY_TRAFFIC_UTILIZATION, MFU
-from vllm_vitals.catalog.metric import Gauge
+from vllm_vitals.catalog.metric import MOST, Gauge
 from vllm_vitals.collector.headroom import MEMORY
 from vllm_vitals.gpu.peaks import peak
 from vllm_vitals.logs import log_once
@@ -55,10 +56,10 @@ class Perf:
 
     def step(self, step: Step) -> None:
         """Take in what vLLM estimates of a step."""
-        if step.flops and 0 < step.flops < math.inf:
+        if flops := amount(step.flops, MOST):
             self._estimated = True
-            self._flops.add(step.clock, step.flops)
-        if step.memory_traffic and 0 < (moved := sum(step.memory_traffic.values())) < math.inf:
+            self._flops.add(step.clock, flops)
+        if step.memory_traffic and (moved := sum(amount(each, MOST) or 0.0 for each in step.memory_traffic.values())):
             self._traffic.add(step.clock, moved)
 
     def gauges(self, clock: float, settings: PerfSettings) -> dict[Gauge[Any], float | None]:
@@ -73,8 +74,8 @@ class Perf:
         return {
             FLOPS_LIMIT: flops,
             MEMORY_TRAFFIC_LIMIT: bandwidth,
-            MFU: self._flops.at(clock) / flops if flops else None,
-            MEMORY_TRAFFIC_UTILIZATION: self._traffic.at(clock) / bandwidth if bandwidth else None,
+            MFU: quotient(self._flops.at(clock), flops) if flops else None,
+            MEMORY_TRAFFIC_UTILIZATION: quotient(self._traffic.at(clock), bandwidth) if bandwidth else None,
         }
 
     def _complain(self, flops: float | None, bandwidth: float | None) -> None:

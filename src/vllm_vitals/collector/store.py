@@ -4,11 +4,11 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from vllm_vitals._util.labels import label as fit
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
 from vllm_vitals.collector.cells import Cell, HistogramCell, NumberCell, Rejects, fault
 from vllm_vitals.step import OTHER
 
-LONGEST_LABEL = 256
 MOST_SCOPES = 1024
 """Distinct (model, engine) pairs; beyond that something makes labels up."""
 
@@ -30,7 +30,7 @@ class Family:
 
     def put(self, scope: Key, own: Sequence[str], value: float, time: float) -> None:
         """Set a gauge; a value that cannot be true is refused and counted, and makes no series."""
-        if self._believes(value):
+        if self.believes(value):
             self.number(scope, own).set(value, time)
 
     def histogram(self, scope: Key, own: Sequence[str], bounds: tuple[float, ...]) -> HistogramCell:
@@ -48,6 +48,7 @@ class Family:
 
     def _place(self, scope: Key, own: Sequence[str]) -> Key:
         """Return where a series is kept: past a cap together with others."""
+        scope = _fitting(scope)
         if scope not in self._scopes and len(self._scopes) >= MOST_SCOPES:
             scope = tuple(OTHER for _ in scope)
         self._scopes.add(scope)
@@ -59,7 +60,7 @@ class Family:
             self.cells[key] = self._make(bounds)
         return self.cells[key]
 
-    def _believes(self, value: float) -> bool:
+    def believes(self, value: float) -> bool:
         """Tell whether a value can be true, and count one that cannot."""
         if reason := fault(value, self.metric.limit):
             self.rejects[self.metric.name, reason] += 1
@@ -67,7 +68,7 @@ class Family:
 
     @staticmethod
     def _admit(seen: set[str], label: Label, value: str) -> str:
-        value = value[:LONGEST_LABEL]
+        value = fit(value)
         if value not in seen:
             if len(seen) >= label.cap + len(label.values):
                 return OTHER
@@ -85,27 +86,32 @@ class Family:
 
         A value that cannot be true is refused and counted: a series that there is stays as it was, and none is made.
         """
+        scope = _fitting(scope)
         named = {own if isinstance(own, tuple) else (own,): value for own, value in values.items()}
         self.drop(scope, keep=named)
         merged: dict[Key, float] = {}
         for own, value in named.items():
-            if self._believes(value):
+            if self.believes(value):
                 key = (*scope, *own) if (*scope, *own) in self.cells else self._place(scope, own)
                 merged[key] = merged.get(key, 0.0) + value
         for key, value in merged.items():
-            if self._believes(value):
+            if self.believes(value):
                 cast("NumberCell", self._at(key)).set(value, time)
 
     def drop(self, scope: Key, keep: Collection[Key] = ()) -> None:
         """Remove the series of a scope, except those of label values to keep, and free the places of values in neither."""
-        first = len(scope)
+        scope, first = _fitting(scope), len(scope)
         gone = [key for key in self.cells if key[:first] == scope and key[first:] not in keep]
         for key in gone:
             del self.cells[key]
         if gone and isinstance(self.metric, Gauge):
             for place, label in enumerate(self.metric.labels):
-                used = {key[first + place] for key in self.cells} | {own[place][:LONGEST_LABEL] for own in keep}
+                used = {key[first + place] for key in self.cells} | {fit(own[place]) for own in keep}
                 self._seen[place] = self._seen[place] & used - {OTHER} | set(label.values)
+
+
+def _fitting(scope: Key) -> Key:
+    return tuple(map(fit, scope))
 
 
 class Store:

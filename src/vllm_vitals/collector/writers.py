@@ -1,5 +1,6 @@
 """How what a metric reads from a record reaches the store: one writer for each metric and scope."""
 
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,9 @@ from vllm_vitals.collector.cells import Exemplar, HistogramCell
 from vllm_vitals.collector.store import Family
 from vllm_vitals.columns import Floats, Requests
 from vllm_vitals.step import Finished
+
+_UNFIT = re.compile(r'["\\{}]').search
+"""Finds what not every parser takes in an exemplar, escaped or not: such an id, which a client chose, has none."""
 
 
 class Writer:
@@ -42,11 +46,11 @@ class LabelledCounterWriter(Writer):
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
         values: defaultdict[Any, list[float]] = defaultdict(list)
         for read in filter(None, map(self.read, records)):
-            for label, value in read.items():
-                values[label].append(value)
-        for label, each in values.items():
+            for own, value in read.items():
+                values[own].append(value)
+        for own, each in values.items():
             if any(each):
-                self.family.number(self.scope, _own(label)).add(*each)
+                self.family.number(self.scope, _own(own)).add(*each)
 
 
 class GaugeWriter(Writer):
@@ -87,10 +91,10 @@ class HistogramWriter(Writer):
         if told := array("d", b"".join(values) if isinstance(values[0], array) else values):
             self._cell(()).extend(told, self._ceiling(records[-1]) if self._ceiling else None)
 
-    def _cell(self, label: Key) -> HistogramCell:
-        cell = self._cells.get(label)
+    def _cell(self, own: Key) -> HistogramCell:
+        cell = self._cells.get(own)
         if cell is None:
-            cell = self._cells[label] = self.family.histogram(self.scope, label, self._bounds)
+            cell = self._cells[own] = self.family.histogram(self.scope, own, self._bounds)
         return cell
 
 
@@ -122,10 +126,10 @@ class RequestWriter(HistogramWriter):
     def take(self, records: Sequence[Requests], time: float) -> None:  # noqa: ARG002, D102
         for requests in records:
             read = self.read(requests)
-            for label, values in read.items() if isinstance(read, Mapping) else [((), read)]:
-                self._observe(label if isinstance(label, tuple) else (label,), values, requests)
+            for own, values in read.items() if isinstance(read, Mapping) else [((), read)]:
+                self._observe(_own(own), values, requests)
 
-    def _observe(self, label: Key, values: Floats, requests: Requests) -> None:
+    def _observe(self, own: Key, values: Floats, requests: Requests) -> None:
         kept = values == values  # noqa: PLR0124 - false where it is NaN: vLLM did not say
         if self._ceiling:
             absurd = values > self._ceiling(requests)
@@ -134,12 +138,16 @@ class RequestWriter(HistogramWriter):
                 kept &= ~absurd
         if not kept.any():
             return
-        cell = self._cell(label)
+        cell = self._cell(own)
         cell.extend(values[kept])
         for index in np.flatnonzero(kept).tolist() if self._exemplars else ():
             request = requests.requests[index]
-            if request.request_id:
-                cell.attach(Exemplar(request.request_id[: self._exemplars], float(values[index]), request.time))
+            if (
+                request.request_id
+                and (name := request.request_id[: self._exemplars]).isprintable()
+                and not _UNFIT(name)
+            ):
+                cell.attach(Exemplar(name, float(values[index]), request.time))
 
 
 def writers(
@@ -176,15 +184,15 @@ def _own(label: Any) -> Key:
     return label if isinstance(label, tuple) else (label,)
 
 
-def prepare(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]]) -> None:
-    """Make the series that are known beforehand, so that a rate over them has a start."""
+def prepare(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], told: Any = None) -> None:
+    """Make the series that are known beforehand, so that a rate over them has a start.
+
+    `told`: the record, or the settings, that tells which values a label will have besides those that it always has.
+    """
     metric: Metric[Any] = family.metric
-    if isinstance(metric, Gauge):
-        if metric.initial is None:
-            return
-    elif metric.labels and not all(label.values for label in metric.labels):
+    if isinstance(metric, Gauge) and metric.initial is None:
         return
-    for own in product(*(label.values for label in metric.labels)):
+    for own in product(*(each.known(told) for each in metric.labels)):
         if isinstance(metric, Histogram):
             family.histogram(scope, own, bounds[metric.buckets])
         else:

@@ -6,47 +6,23 @@ loop that streams tokens that is too long. Here a series that has not changed co
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from prometheus_client.utils import floatToGoString
 
 from vllm_vitals.catalog.metric import Key, Metric
-from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell
-from vllm_vitals.collector.store import Family, Store
+from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell, Reading
+from vllm_vitals.collector.snapshot import snapshot
+from vllm_vitals.collector.store import Store
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 END = b"# EOF\n"
 
 
-class Reading(NamedTuple):
-    """What a cell held at one moment."""
-
-    version: int
-    value: float
-    counts: list[int]
-    exemplars: dict[int, Exemplar]
-
-
-class Kept(NamedTuple):
-    """The text of a series and the state of the cell that it shows."""
-
-    cell: Cell
-    version: int
-    text: bytes
-
-
 def escape(value: str) -> str:
     """Return a label value or help text with backslash, newline and quote escaped."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def read(cell: Cell) -> Reading:
-    """Return what a cell holds; call it with the store's lock."""
-    if isinstance(cell, HistogramCell):
-        cell.settle()
-        return Reading(cell.version, cell.total, cell.counts, dict(cell.exemplars))
-    return Reading(cell.version, cell.value, [], {})
 
 
 class Renderer:
@@ -56,41 +32,38 @@ class Renderer:
         self._store = store
         self._openmetrics = openmetrics
         self._heads: dict[Metric[Any], bytes] = {}
-        self._prefixes: dict[tuple[Metric[Any], Key], tuple[Cell, list[str]]] = {}
-        self._kept: dict[tuple[Metric[Any], Key], Kept] = {}
+        self._prefixes: dict[Cell, list[str]] = {}
+        self._kept: dict[Cell, bytes] = {}
+        """The text of each series."""
+        self._versions: dict[Cell, int] = {}
+        """The version of each cell that its text shows."""
 
     def render(self, pause: Callable[[], None], wanted: Callable[[str], bool] = lambda _: True) -> Iterator[bytes]:
-        """Yield the page in pieces, without OpenMetrics' end; `wanted` picks families by Prometheus name."""
-        for family in self._store:
-            if not wanted(family.metric.prometheus):
-                continue
-            texts = list(self._family(family, pause))
-            if texts:
-                yield self._head(family.metric)
-                yield from texts
+        """Yield the page in pieces, without OpenMetrics' end; `wanted` picks families by Prometheus name.
 
-    def _family(self, family: Family, pause: Callable[[], None]) -> Iterator[bytes]:
-        with self._store.lock:
-            cells = list(family.cells.items())
-        for key, cell in cells:
-            place = (family.metric, key)
-            kept = self._kept.get(place)
-            if kept is None or kept.cell is not cell or kept.version != cell.version:
-                with self._store.lock:
-                    reading = read(cell)
-                lines = self._lines(family.metric, key, cell, reading)
-                text = "".join(lines).encode(errors="replace")  # a lone surrogate cannot be encoded
-                kept = self._kept[place] = Kept(cell, reading.version, text)
-            yield kept.text
+        All of it shows one moment: that at which the first piece is asked for.
+        """
+        found = snapshot(self._store, pause, lambda metric: wanted(metric.prometheus), self._versions)
+        for metric, series in found:
+            yield self._head(metric)
+            for key, cell, reading in series:
+                if reading is not None:
+                    self._keep(metric, key, cell, reading)
+                    pause()
+                yield self._kept[cell]
             pause()
+
+    def _keep(self, metric: Metric[Any], key: Key, cell: Cell, reading: Reading) -> None:
+        text = "".join(self._lines(metric, key, cell, reading))
+        self._kept[cell] = text.encode(errors="replace")  # no name is ever worth the page
+        self._versions[cell] = reading.version
 
     def forget(self) -> None:
         """Let go of series that are no more."""
         with self._store.lock:
-            held = {(family.metric, key) for family in self._store for key in family.cells}
-        for places in (self._kept, self._prefixes):
-            for gone in places.keys() - held:
-                del places[gone]
+            held = {cell for family in self._store for cell in family.cells.values()}
+        for gone in self._versions.keys() - held:
+            del self._kept[gone], self._prefixes[gone], self._versions[gone]
 
     def _head(self, metric: Metric[Any]) -> bytes:
         head = self._heads.get(metric)
@@ -107,7 +80,7 @@ class Renderer:
 
     def _lines(self, metric: Metric[Any], key: Key, cell: Cell, reading: Reading) -> Iterator[str]:
         prefixes = self._prefix(metric, key, cell)
-        if not isinstance(cell, HistogramCell):
+        if not reading.counts:
             yield f"{prefixes[0]}{reading.value!r}\n"
             return
         for bucket, (prefix, count) in enumerate(zip(prefixes, accumulate(reading.counts), strict=False)):
@@ -122,18 +95,18 @@ class Renderer:
 
     def _prefix(self, metric: Metric[Any], key: Key, cell: Cell) -> list[str]:
         """Return the text before each value: of a histogram the buckets', then the count's and the sum's."""
-        known = self._prefixes.get((metric, key))
-        if known is None or known[0] is not cell:
+        known = self._prefixes.get(cell)
+        if known is None:
             pairs = [f'{n}="{escape(v)}"' for n, v in zip(metric.prometheus_labels, key, strict=True) if v]
             name = metric.prometheus
             if isinstance(cell, HistogramCell):
                 edges = [*map(floatToGoString, cell.bounds), "+Inf"]
-                made = [_series(f"{name}_bucket", [*pairs, f'le="{edge}"']) for edge in edges]
-                made += [_series(f"{name}_count", pairs), _series(f"{name}_sum", pairs)]
+                known = [_series(f"{name}_bucket", [*pairs, f'le="{edge}"']) for edge in edges]
+                known += [_series(f"{name}_count", pairs), _series(f"{name}_sum", pairs)]
             else:
-                made = [_series(name, pairs)]
-            known = self._prefixes[metric, key] = (cell, made)
-        return known[1]
+                known = [_series(name, pairs)]
+            self._prefixes[cell] = known
+        return known
 
 
 def _series(name: str, pairs: list[str]) -> str:

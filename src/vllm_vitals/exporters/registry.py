@@ -1,7 +1,8 @@
 """The store as a `prometheus_client` collector, for whoever wants our metrics in a registry of theirs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,10 +13,11 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector as RegistryCollector
 from prometheus_client.utils import floatToGoString
 
+from vllm_vitals.catalog.metric import Metric as CatalogMetric
 from vllm_vitals.collector.cells import HistogramCell
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.store import Family
-from vllm_vitals.exporters.exposition import read
+from vllm_vitals.collector.snapshot import Series, snapshot
+from vllm_vitals.feed.pace import Pace
 
 
 class VitalsCollector(RegistryCollector):
@@ -34,26 +36,25 @@ class VitalsCollector(RegistryCollector):
         """Yield the families as they are now."""
         if self.closed:
             return
-        self._collector.refresh()
+        pause = Pace().breathe
+        self._collector.refresh(pause)
+        shown = dict(snapshot(self._collector.store, pause))
         for family in self._collector.store:
-            with self._collector.store.lock:
-                made = _family(family)
-            yield made
+            yield _family(family.metric, shown.get(family.metric, ()))
 
 
-def _family(family: Family) -> Metric:
-    metric = family.metric
+def _family(metric: CatalogMetric[Any], shown: Iterable[Series]) -> Metric:
     names, unit = metric.prometheus_labels, metric.prometheus_unit
     if metric.kind == "histogram":
         made = HistogramMetricFamily(metric.prometheus, metric.help, labels=names, unit=unit)
-        for key, cell in family.cells.items():
-            if isinstance(cell, HistogramCell):
-                reading = read(cell)
+        for key, cell, reading in shown:
+            if reading is not None and isinstance(cell, HistogramCell):
                 edges = [*map(floatToGoString, cell.bounds), "+Inf"]
                 made.add_metric(key, list(zip(edges, accumulate(reading.counts), strict=True)), reading.value)
         return made
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     plain = kind(metric.prometheus.removesuffix("_total"), metric.help, labels=names, unit=unit)
-    for key, cell in family.cells.items():
-        plain.add_metric(key, read(cell).value)
+    for key, _, reading in shown:
+        if reading is not None:
+            plain.add_metric(key, reading.value)
     return plain

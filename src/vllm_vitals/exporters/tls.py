@@ -61,6 +61,7 @@ def tls_context(settings: PrometheusSettings) -> ssl.SSLContext:
         OSError: when a file cannot be used; the message names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION  # each would cost us far more than the client
     files = f"tls_cert={settings.tls_cert}, tls_key={settings.tls_key}"
     try:
         # With a password OpenSSL asks nobody for that of a key which is encrypted.

@@ -2,12 +2,12 @@
 
 import gzip
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from http import HTTPStatus
 from inspect import signature
-from typing import Any
-from urllib.parse import parse_qs
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -16,19 +16,27 @@ from prometheus_client.registry import Collector as RegistryCollector
 
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import END, OPENMETRICS, TEXT, Renderer
+from vllm_vitals.exporters.http.limits import MEDIA_RANGES, QUERY_FIELDS
+from vllm_vitals.exporters.http.message import Answer, RefusedError, Request, plain
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.logs import log_once
 from vllm_vitals.native.apart import Apart
 
-Environ = dict[str, Any]
-Answer = tuple[str, list[tuple[str, str]], bytes]
-PLAIN = "text/plain; charset=utf-8"
 PATIENCE = 2.0
 """Seconds that a scrape waits for vLLM's own metrics at most; those that come later are on the next page."""
 
 
+class Page(NamedTuple):
+    """What a page has to be like; requests for equal pages can share one."""
+
+    openmetrics: bool
+    gzipped: bool
+    names: frozenset[str]
+    """Which families are wanted; none: all."""
+
+
 class ScrapeApp:
-    """A WSGI application over one collector; any number of threads may call it."""
+    """What the endpoint answers over one collector."""
 
     def __init__(
         self,
@@ -37,7 +45,7 @@ class ScrapeApp:
         native_registry: Callable[[], Any] | None,
         ended: Callable[[], str] | None = None,
     ) -> None:
-        """`problem` tells why nothing comes in, `""` when all is well.
+        """`problem` tells at once why nothing comes in, `""` when all is well.
 
         `native_registry` gives the registry whose metrics are served after ours, `None` for none. `ended` tells what
         only a restart mends, `""` when there is nothing; unless given, it is what `problem` tells.
@@ -45,44 +53,40 @@ class ScrapeApp:
         self._collector = collector
         self._troubles = {"/healthz": ended or problem, "/readyz": problem}
         self._native = Apart(lambda: _families(native_registry()), "vitals-native") if native_registry else None
-        self._rendering = threading.Lock()
         self._renderers: dict[bool, Renderer] = {}
 
-    def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer one request."""
-        status, headers, body = self._answer(environ)
-        start_response(status, [*headers, ("Content-Length", str(len(body)))])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
-
-    def _answer(self, environ: Environ) -> Answer:
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return "405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", PLAIN)], b"use GET or HEAD\n"
-        path = environ.get("PATH_INFO", "").rstrip("/")
+    def answer(self, request: Request) -> Answer | Page:
+        """Return the answer, or which page has to be rendered; it takes no lock and waits for nothing."""
+        if request.method not in ("GET", "HEAD"):
+            return plain(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD", ("Allow", "GET, HEAD"))
+        path = unquote(request.path).rstrip("/")
         if path == "/metrics":
-            return self._metrics(environ)
+            openmetrics, gzipped = prefers_openmetrics(request.accept), accepts_gzip(request.accept_encoding)
+            return Page(openmetrics, gzipped, _names(request.query))
         if path in self._troubles:
-            return _health(self._troubles[path]())
-        return "404 Not Found", [("Content-Type", PLAIN)], b"there are /metrics, /healthz and /readyz\n"
+            trouble = self._troubles[path]()
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, trouble) if trouble else plain(HTTPStatus.OK, "ok")
+        return plain(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
 
-    def _metrics(self, environ: Environ) -> Answer:
+    def page(self, page: Page, readers: int) -> Answer:
+        """Render a page for so many readers; for one thread."""
         start = time.perf_counter()
         try:
-            openmetrics = prefers_openmetrics(environ.get("HTTP_ACCEPT", ""))
-            names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]", [])
-            with self._rendering:
-                body = b"".join(self._page(openmetrics=openmetrics, names=names))
+            body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
         except Exception as error:  # noqa: BLE001 - the scraper shall know
             self._collector.error("export", "A scrape failed", key="scrape")
-            self._collector.export("prometheus", None)
-            return "500 Internal Server Error", [("Content-Type", PLAIN)], f"{type(error).__name__}: {error}\n".encode()
-        headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
-        if accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
+            for _ in range(readers):
+                self._collector.export("prometheus", None)
+            return plain(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        headers = [("Content-Type", OPENMETRICS if page.openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        if page.gzipped:
             body = gzip.compress(body, compresslevel=5)
             headers.append(("Content-Encoding", "gzip"))
-        self._collector.export("prometheus", time.perf_counter() - start)
-        return "200 OK", headers, body
+        for _ in range(readers):
+            self._collector.export("prometheus", time.perf_counter() - start)
+        return Answer(HTTPStatus.OK, tuple(headers), body)
 
-    def _page(self, *, openmetrics: bool, names: list[str]) -> Iterator[bytes]:
+    def _page(self, *, openmetrics: bool, names: frozenset[str]) -> Iterator[bytes]:
         pause = Pace().breathe
         renderer = self._renderers.get(openmetrics)
         if renderer is None:
@@ -118,18 +122,24 @@ class ScrapeApp:
             self._native.end()
 
 
-def _health(trouble: str) -> Answer:
-    if trouble:
-        return "503 Service Unavailable", [("Content-Type", PLAIN)], f"{trouble}\n".encode()
-    return "200 OK", [("Content-Type", PLAIN)], b"ok\n"
+def _names(query: str) -> frozenset[str]:
+    """Return the families that a query asks for.
+
+    Raises:
+        RefusedError: when it has too many fields.
+    """
+    try:
+        return frozenset(parse_qs(query, max_num_fields=QUERY_FIELDS).get("name[]", ()))
+    except ValueError:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, f"The query has more than {QUERY_FIELDS} fields") from None
 
 
-def _wanted(names: list[str]) -> Callable[[str], bool]:
+def _wanted(names: frozenset[str]) -> Callable[[str], bool]:
     """Return what picks families: all without names, else those that have a sample of such a name."""
     if not names:
         return lambda _: True
     suffixes = ("_bucket", "_count", "_sum", "_total", "_created")
-    stems = {name.removesuffix(suffix) for name in names for suffix in suffixes} | set(names)
+    stems = {name.removesuffix(suffix) for name in names for suffix in suffixes} | names
     return lambda family: family in stems or family.removesuffix("_total") in stems
 
 
@@ -187,8 +197,8 @@ def accepts_gzip(header: str) -> bool:
 def _qualities(header: str) -> dict[str, float]:
     """Return the best quality of each kind that a header names."""
     given: dict[str, float] = {}
-    for part in header.split(","):
-        kind, *parameters = (word.strip().lower() for word in part.split(";"))
+    for part in header.split(",", MEDIA_RANGES)[:MEDIA_RANGES]:
+        kind, *parameters = (word.strip().lower() for word in part.split(";", MEDIA_RANGES)[:MEDIA_RANGES])
         given[kind] = max(given.get(kind, 0.0), _quality(parameters))
     return given
 

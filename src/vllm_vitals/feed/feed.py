@@ -26,6 +26,8 @@ NUMBERS = 32768
 SHORTEST_WAIT = 0.02
 """Seconds between two looks at the taps at least, unless drains are to be more frequent."""
 
+LOOK = 1.0
+"""Seconds between two looks whether an `AsyncLLM` is no more, at most."""
 SILENT = 30.0
 """Seconds without a drain after which the feeder counts as dead."""
 UNDER_WAY = 0.05
@@ -55,6 +57,8 @@ class Source:
     read: Read
     model: str = ""
     engines: Sequence[str] = ()
+    over: Callable[[], bool] = lambda: False
+    """Tells whether nothing will be left in the tap any more."""
     told: tuple[int, int, float] = (0, 0, 0.0)
     """What the tap had dropped, failed at and spent at the last report."""
     rejected: dict[str, int] = field(default_factory=dict)
@@ -111,6 +115,8 @@ class Feed:
         begun = time.monotonic()
         with self._draining:
             for source in list(self._sources):
+                if source.over():  # what it has left by now is all
+                    source.tap.orphaned = True
                 self._read_waiting(source, pause)
                 records, source.records = source.records, []
                 self._sink.add(records, pause)
@@ -134,6 +140,7 @@ class Feed:
     def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
         """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""
         self._report(pause)
+        source.tap.close()
         self._sources.remove(source)
         served = {(other.model, engine) for other in self._sources for engine in other.engines}
         gone = [Gone(source.model, engine) for engine in source.engines if (source.model, engine) not in served]
@@ -151,7 +158,7 @@ class Feed:
             source.tap.close()
 
     def _run(self) -> None:
-        stopped, wait, due = False, self._interval, time.monotonic() + self._interval
+        stopped, wait, due = False, min(self._interval, LOOK), time.monotonic() + self._interval
         while not stopped:
             stopped, filled = self._stopped.wait(wait), 1.0
             drains = stopped or time.monotonic() >= due
@@ -159,12 +166,13 @@ class Feed:
                 due = time.monotonic() + self._interval
             try:
                 filled = self._gather()
-                if drains:
+                if drains or any(source.over() for source in list(self._sources)):
                     self.drain()
             except Exception:  # noqa: BLE001 - the thread must go on
                 self._errors["read"] += 1
                 log_once(logging.ERROR, "A drain failed; the next one goes on", traceback=True)
-            wait = max(min(SHORTEST_WAIT, self._interval), min(due - time.monotonic(), wait / max(filled, 1e-3)))
+            wait = min(due - time.monotonic(), wait / max(filled, 1e-3), LOOK)
+            wait = max(min(SHORTEST_WAIT, self._interval), wait)
 
     def _read_waiting(self, source: Source, pause: Callable[[], None]) -> float:
         """Read what waits in a tap and return how much it was."""

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from vllm_vitals.step import OTHER
+
 Call = tuple[float, Any, Any, Any, Any]
 """A call of `record()`: monotonic seconds, scheduler, iteration and multimodal stats, and the engine."""
 Written = tuple[float, bytes]
@@ -59,7 +61,9 @@ class Tap:
 
     def reject(self, reason: str) -> None:
         """Count a request that was turned away."""
-        if self.limit and (reason in self.rejections or len(self.rejections) < MOST_REASONS):
+        if self.limit:
+            if reason not in self.rejections and len(self.rejections) >= MOST_REASONS:
+                reason = OTHER
             self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
     def close(self) -> None:

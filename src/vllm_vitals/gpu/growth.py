@@ -1,5 +1,7 @@
 """Amounts that came between two readings: of counters that may begin anew, and of rates."""
 
+from vllm_vitals._util.amounts import amount, clamp
+
 LONGEST_GAP = 10.0
 """Seconds between two readings of a rate over which it is taken to have been steady."""
 
@@ -14,10 +16,11 @@ class Growth:
         self._clock = 0.0
 
     def __call__(self, value: float | None, clock: float) -> float | None:
-        """Return the growth up to a reading at monotonic seconds `clock`, `None` when there is no reading.
+        """Return the growth up to a reading at monotonic seconds `clock`, `None` when there is none that can be true.
 
         A counter that fell has begun anew, with its driver, after it was last read: all that it shows has come since.
         """
+        value = amount(value)
         if value is None:
             return None
         before, elapsed = self._value, max(clock - self._clock, 1.0)
@@ -36,14 +39,18 @@ class Integral:
         self._clock = 0.0
 
     def __call__(self, rate: float | None, clock: float) -> float | None:
-        """Return the amount since the reading before; nothing over a gap that is too long, `None` without a reading."""
+        """Return the amount since the reading before; nothing over a gap that is too long.
+
+        `None` when there is no reading that can be true.
+        """
+        rate = amount(rate)
         if rate is None:
             return None
         before, elapsed = self._rate, clock - self._clock
         self._rate, self._clock = rate, clock
         if before is None or not 0 < elapsed <= LONGEST_GAP:
             return 0.0
-        return (before + rate) / 2 * elapsed
+        return amount((before / 2 + rate / 2) * elapsed) or 0.0
 
 
 class Elapsed:
@@ -67,8 +74,10 @@ class Residency:
 
     def __call__(self, held: float, cycles: float, clock: float) -> float:
         """Return the seconds since the reading before, over whatever gap; 0 where the counters began anew."""
+        if amount(held) is None or amount(cycles) is None:
+            return 0.0
         before, self._before = self._before, (held, cycles, clock)
         if before is None or held < before[0] or cycles <= before[1]:
             return 0.0
         share = (held - before[0]) / (cycles - before[1])
-        return min(share, 1.0) * max(clock - before[2], 0.0)
+        return clamp(share) * max(clock - before[2], 0.0)

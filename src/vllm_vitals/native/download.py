@@ -10,11 +10,20 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from vllm_vitals.native.wire import Deadline, Wire, connect
+from vllm_vitals._util.bounds import clean
+from vllm_vitals.native.trust import Trust
+from vllm_vitals.native.wire import Deadline, TooMuchError, Wire, connect
+from vllm_vitals.settings import without_password
 
 MOST_REDIRECTS = 3
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 16 * 2**20
 """The largest page, unpacked; 64 engines make one of about 2 MiB."""
+MOST_HEAD = 2**16
+"""Bytes of the head of an answer, and of those before it that only say to go on."""
+LONGEST_URL = 300
+"""Characters of a URL that are shown."""
+LONGEST_REASON = 200
+"""Characters of a peer's words that are shown."""
 CHUNK = 65536
 OK = 200
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -40,29 +49,27 @@ class Download(NamedTuple):
 
 def shown(url: str) -> str:
     """Return a URL as it may be shown: without user, password and query, any of which may be secret."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "the URL"
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return clean(without_password(url), LONGEST_URL)
 
 
-def download(url: str, timeout: float, most: int = MOST_BYTES) -> Download:
-    """Return what is at a URL, within so many seconds and bytes; a user and password in it are for its server alone.
+def download(url: str, timeout: float, most: int = MOST_BYTES, trust: Trust | None = None) -> Download:
+    """Return what is at a URL, within so many seconds and bytes.
+
+    A user and password in it, and the client certificate of `trust`, are for its server alone.
 
     Raises:
         DownloadError: when nothing usable came.
     """
-    deadline, asked = Deadline(timeout), url
+    deadline, asked, trust = Deadline(timeout), url, trust or Trust()
     try:
         for _ in range(MOST_REDIRECTS + 1):
-            answer = _ask(urlsplit(asked), urlsplit(url), deadline, most)
+            answer = _ask(urlsplit(asked), urlsplit(url), deadline, most, trust)
             if isinstance(answer, Download):
                 return answer
             asked = urljoin(asked, answer)
     except TimeoutError:
         raise DownloadError(f"{shown(url)}: no complete answer within {timeout:g} s") from None
-    except (DownloadError, HTTPException, OSError, ValueError, zlib.error) as error:
+    except (DownloadError, TooMuchError, HTTPException, OSError, ValueError, zlib.error) as error:
         via = f", redirected to {shown(asked)}" if asked != url else ""
         raise DownloadError(f"{shown(url)}{via}: {_reason(error)}") from error
     raise DownloadError(f"{shown(url)} redirects more than {MOST_REDIRECTS} times, lastly to {shown(asked)}")
@@ -71,21 +78,26 @@ def download(url: str, timeout: float, most: int = MOST_BYTES) -> Download:
 def _reason(error: Exception) -> str:
     if isinstance(error, DownloadError):
         return str(error)
-    words = " ".join(str(error).split())  # of a peer, it may be
-    return f"{type(error).__name__}: {words}"[:200]
+    if isinstance(error, TooMuchError):
+        return f"the head of the answer has more than {MOST_HEAD} bytes"
+    return clean(f"{type(error).__name__}: {error}", LONGEST_REASON)  # words of a peer, it may be
 
 
-def _ask(parts: SplitResult, first: SplitResult, deadline: Deadline, most: int) -> Download | str:
+def _ask(parts: SplitResult, first: SplitResult, deadline: Deadline, most: int, trust: Trust) -> Download | str:
     """Return what a server sends, or where it redirects to."""
     if parts.scheme not in PORTS or not parts.hostname:
         raise DownloadError("expected a URL that begins with http:// or https:// and names a host")
+    same = _server(parts) == _server(first)
     target = quote(parts._replace(scheme="", netloc="", fragment="").geturl() or "/", safe=UNQUOTED)
-    headers = {"Accept": ACCEPT, "Connection": "close", **_authorization(parts, first)}
-    with connect(parts.hostname, _port(parts), deadline, tls=parts.scheme == "https") as sock:
+    headers = {"Accept": ACCEPT, "Connection": "close", **(_authorization(first) if same else {})}
+    context = trust.context(proves=same) if parts.scheme == "https" else None
+    with connect(parts.hostname, _port(parts), deadline, context) as sock:
         connection = HTTPConnection(parts.hostname, _port(parts))
-        connection.sock = Wire(sock, deadline)
+        wire = Wire(sock, deadline, MOST_HEAD)
+        connection.sock = wire
         connection.request("GET", target, headers=headers)
         with connection.getresponse() as response:
+            wire.allow(2 * most)
             return _answer(response, most)
 
 
@@ -94,18 +106,24 @@ def _answer(response: HTTPResponse, most: int) -> Download | str:
     if response.status in REDIRECTS and location:
         return location
     if response.status != OK:
-        raise DownloadError(f"HTTP {response.status} {response.reason}; expected 200")
+        raise DownloadError(f"HTTP {response.status} {clean(response.reason, LONGEST_REASON)}; expected 200")
     return Download(response.getheader("Content-Type", ""), _content(response, most))
 
 
 def _port(parts: SplitResult) -> int:
-    return parts.port or PORTS[parts.scheme]
+    try:
+        return parts.port or PORTS[parts.scheme]
+    except ValueError:  # whose words hold the half of a password that has a slash
+        raise DownloadError("expected a URL with a port from 1 to 65535, and a password percent-encoded") from None
 
 
-def _authorization(parts: SplitResult, first: SplitResult) -> dict[str, str]:
+def _server(parts: SplitResult) -> tuple[str, str | None, int]:
+    return parts.scheme, parts.hostname, _port(parts)
+
+
+def _authorization(first: SplitResult) -> dict[str, str]:
     """Return the header that proves who asks, for the server that the first URL names."""
-    same = (parts.scheme, parts.hostname, _port(parts)) == (first.scheme, first.hostname, _port(first))
-    if not same or first.username is None:
+    if first.username is None:
         return {}
     pair = f"{unquote(first.username)}:{unquote(first.password or '')}"
     return {"Authorization": f"Basic {b64encode(pair.encode()).decode()}"}
@@ -114,14 +132,19 @@ def _authorization(parts: SplitResult, first: SplitResult) -> dict[str, str]:
 def _content(response: HTTPResponse, most: int) -> bytes:
     encoding = response.getheader("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip"):
-        raise DownloadError(f"Content-Encoding is {encoding}; expected gzip or none")
+        raise DownloadError(f"Content-Encoding is {clean(encoding, LONGEST_REASON)}; expected gzip or none")
     unpacker = None if encoding == "identity" else zlib.decompressobj(16 + zlib.MAX_WBITS)
     unpack: Callable[[bytes, int], bytes] = (lambda piece, _: piece) if unpacker is None else unpacker.decompress
     content = bytearray()
-    while piece := response.read(CHUNK):
-        content += unpack(piece, most + 1 - len(content))
-        if len(content) > most:
-            raise DownloadError(f"more than {most} bytes")
+    try:
+        while piece := response.read(CHUNK):
+            content += unpack(piece, most + 1 - len(content))
+            if len(content) > most:
+                raise DownloadError(f"more than {most} bytes")
+            if unpacker and unpacker.unused_data:
+                raise DownloadError(f"something follows the page, of {len(content)} bytes, that gzip packed")
+    except TooMuchError:  # of a little that is packed so that it is much
+        raise DownloadError(f"more than {most} bytes") from None
     if response.length or (unpacker and not unpacker.eof):
         raise DownloadError(f"the connection ended after {len(content)} bytes, in the middle of the page")
     return bytes(content)

@@ -3,21 +3,27 @@
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from io import StringIO
 from typing import Any
 
 from prometheus_client.core import Metric as NativeMetric
 from prometheus_client.openmetrics.parser import text_fd_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_fd_to_metric_families as text_families
 
+from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.bounds import shown as shown_value
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.native.download import download, shown
+from vllm_vitals.native.trust import Trust
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 END = ("# EOF", "# EOF\n")
 """How OpenMetrics ends."""
 MOST_SHOWN = 100
 """Characters of a line that an error shows."""
+LONGEST_LINE = 2**15
+"""Characters; the parsers take time that grows with the square of a line's length."""
+MOST_LINES = 250_000
+"""Each takes some hundred bytes of memory once it is parsed; 64 engines make a page of some 30,000."""
 HEAD = re.compile(r"# (?:HELP|TYPE|UNIT) (\S+)")
 SAMPLE = r"(?=(?:_total|_created|_bucket|_count|_sum|_info|_gcount|_gsum)?[{ ])"
 COUNTING = ("counter", "histogram", "summary")
@@ -39,23 +45,31 @@ class _Lines:
         self.latest = ""
 
     def __iter__(self) -> Iterator[str]:
-        for line in StringIO(self._text):
+        start = 0
+        while start < len(self._text):
+            end = self._text.find("\n", start) + 1 or len(self._text)
             self.number += 1
+            if end - start > LONGEST_LINE:
+                raise PageError(f"line {self.number} is longer than {LONGEST_LINE} characters")
+            if self.number > MOST_LINES:
+                raise PageError(f"it has more than {MOST_LINES} lines")
+            line = self._text[start:end]
             self.latest = line.rstrip("\n")
             self._pause()
             yield line
+            start = end
 
 
-def fetch(url: str, timeout: float, pause: Pause = lambda: None) -> list[NativeMetric]:
+def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | None = None) -> list[NativeMetric]:
     """Return the families of the page at a URL, which must come within so many seconds.
 
-    `pause` is called between small pieces of work.
+    `trust`: the system's roots unless it is given. `pause` is called between small pieces of work.
 
     Raises:
         DownloadError: when there is no page.
         PageError: when it is none of metrics.
     """
-    page = download(url, timeout)
+    page = download(url, timeout, trust=trust)
     try:
         return parse(page.content, page.type, pause)
     except PageError as error:
@@ -70,7 +84,7 @@ def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> lis
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (TEXT, OPENMETRICS, ""):
-        raise PageError(f"it is {kind}; expected {TEXT} or {OPENMETRICS}")
+        raise PageError(f"it is {clean(kind, MOST_SHOWN)}; expected {TEXT} or {OPENMETRICS}")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -78,7 +92,7 @@ def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> lis
     if kind == OPENMETRICS or text.endswith(END):
         return _families(text, _openmetrics_families, pause)
     if not text.endswith("\n"):
-        raise PageError(f"it ends in the middle of a line: {text.rpartition(chr(10))[2][:MOST_SHOWN]!r}")
+        raise PageError(f"it ends in the middle of a line: {_quoted(text[text.rfind(chr(10)) + 1 :])}")
     return list(_whole(_families(text, text_families, pause)))
 
 
@@ -86,12 +100,19 @@ def _families(text: str, parser: Callable[[Any], Iterable[NativeMetric]], pause:
     lines = _Lines(text, pause)
     try:
         found = list(parser(lines))
+    except PageError:
+        raise
     except Exception as error:  # the parsers raise whatever their code runs into
-        what = f"line {lines.number} is not as it should be: {lines.latest[:MOST_SHOWN]!r}"
-        raise PageError(f"{what} ({type(error).__name__}: {str(error)[:MOST_SHOWN]})") from error
+        what = f"line {lines.number} is not as it should be: {_quoted(lines.latest)}"
+        raise PageError(f"{what} ({type(error).__name__}: {clean(str(error), MOST_SHOWN)})") from error
     if not found:
-        raise PageError(f"it has no metric; it begins with {text[:MOST_SHOWN]!r}")
+        raise PageError(f"it has no metric; it begins with {_quoted(text)}")
     return found
+
+
+def _quoted(text: str) -> str:
+    """Return the beginning of a text that the page holds."""
+    return shown_value(text[:MOST_SHOWN], 2 * MOST_SHOWN)
 
 
 def _openmetrics_families(lines: Iterable[str]) -> Iterable[NativeMetric]:
@@ -132,9 +153,10 @@ def _whole(families: Iterable[NativeMetric]) -> Iterator[NativeMetric]:
 class Page:
     """The latest page of a URL, in the shape of a registry."""
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, trust: Trust | None = None) -> None:
         self._url = url
         self._timeout = timeout
+        self._trust = trust or Trust()
         self._families: list[NativeMetric] = []
         self.time = 0.0
         """Unix time at which it came, 0 when none did yet."""
@@ -145,7 +167,7 @@ class Page:
         Raises:
             DownloadError, PageError: as `fetch` does.
         """
-        self._families = fetch(self._url, self._timeout, pause)
+        self._families = fetch(self._url, self._timeout, pause, self._trust)
         self.time = time.time()
 
     def fresh(self) -> "Page":

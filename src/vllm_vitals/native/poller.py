@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 
+from vllm_vitals._util.bounds import clean
 from vllm_vitals.catalog import CATALOG, engine
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.collector.collector import Collector
@@ -14,20 +15,30 @@ from vllm_vitals.native.mapping import missing
 from vllm_vitals.native.names import COUNTERPARTS
 from vllm_vitals.native.page import Page, PageError
 from vllm_vitals.native.source import NativeSource
+from vllm_vitals.native.trust import Trust
 from vllm_vitals.settings import NativeSettings
+
+LONGEST_REASON = 800
+"""Characters of why a page cannot be had; they hold two URLs and a peer's words at most."""
+MOST_REASONS = 10
+"""Of one outage that are logged: a peer may find a new one each time."""
 
 
 class Poller:
-    """Fetches on a thread of its own; an outage is told once, and its end."""
+    """Fetches on a thread of its own; of an outage each reason is told once, and its end."""
 
     def __init__(self, collector: Collector, url: str, settings: NativeSettings) -> None:
         self._collector = collector
         self._shown = shown(url)
         self._interval = settings.interval
-        self._page = Page(url, settings.timeout)
+        self._page = Page(url, settings.timeout, Trust.of(settings))
         self._source = NativeSource(collector.store)
         self._engines: set[Key] = set()
         self._failures = 0
+        self._reason = ""
+        """Of the latest failure."""
+        self._said: set[str] = set()
+        """The reasons of this outage that are in the log."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vitals-native", daemon=True)
 
@@ -53,7 +64,7 @@ class Poller:
         if ended := self.ended():
             return ended
         if self._failures:
-            return f"{self._shown} could not be fetched and read {self._failures} times in a row"
+            return f"{self._shown} could not be fetched and read {self._failures} times in a row: {self._reason}"
         return "" if self._page.time else f"{self._shown} has not been fetched yet"
 
     def ended(self) -> str:
@@ -81,8 +92,17 @@ class Poller:
             self._stopped.wait(self._interval)
 
     def _fail(self, error: Exception) -> None:
-        if not self._failures:
-            LOGGER.warning("vLLM's own metrics cannot be had, trying again every %g s: %s", self._interval, error)
+        self._reason = clean(str(error), LONGEST_REASON)
+        if self._reason not in self._said and len(self._said) <= MOST_REASONS:
+            self._said.add(self._reason)
+            if len(self._said) <= MOST_REASONS:
+                LOGGER.warning(
+                    "vLLM's own metrics cannot be had, trying again every %g s: %s", self._interval, self._reason
+                )
+            else:
+                LOGGER.warning(
+                    "No further reasons are logged until vLLM's own metrics can be had again; /readyz has the latest"
+                )
         self._failures += 1
         self._collector.count_error("read")
         self._source.take((), time.time())
@@ -92,6 +112,7 @@ class Poller:
         if self._failures:
             LOGGER.info("vLLM's own metrics can be had again after %d failures", self._failures)
         self._failures = 0
+        self._said.clear()
         with self._collector.store.lock:
             present = set(self._collector.store[engine.RUNNING].cells)
         self._engines |= present

@@ -31,17 +31,17 @@ class NativeSource:
 
         Counters and histograms never fall, and stay when they are gone from the page; gauges go.
         """
-        found = mapped(map(self._totals.total, relevant(families, pause)))
+        totals = (self._totals.total(each) for each in relevant(families, pause))
+        found = mapped(each for each in totals if each is not None)
         gauges: dict[Scoped, dict[Key, float]] = {}
-        for (metric, key), each in found.items():
-            if isinstance(metric, Gauge):
-                scope, own = _split(metric, key)
-                gauges.setdefault((metric, scope), {})[own] = each.value
-            else:
-                with self._store.lock:
+        with self._store.lock:  # nobody sees a part of a page: what is on it together belongs together
+            for (metric, key), each in found.items():
+                if isinstance(metric, Gauge):
+                    scope, own = _split(metric, key)
+                    gauges.setdefault((metric, scope), {})[own] = each.value
+                else:
                     self._count(metric, key, each)
-                pause()
-        with self._store.lock:
+                    pause()
             self._show(gauges, time)
 
     def _show(self, gauges: dict[Scoped, dict[Key, float]], time: float) -> None:

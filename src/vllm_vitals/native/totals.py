@@ -1,8 +1,13 @@
 """What counters have counted in all, however often the vLLM that shows them began anew."""
 
+import logging
 from typing import NamedTuple
 
+from vllm_vitals.logs import log_once
 from vllm_vitals.native.series import Labels, NativeSeries
+
+MOST_HELD = 64 * 2**20
+"""Bytes of all series together, by rough count; a vLLM has some thousand series."""
 
 
 class _Life(NamedTuple):
@@ -18,14 +23,31 @@ class Totals:
 
     def __init__(self) -> None:
         self._lives: dict[tuple[str, Labels], _Life] = {}
+        self._held = 0
 
-    def total(self, now: NativeSeries) -> NativeSeries:
-        """Return a series with what it counted in all its lives; a gauge as it is."""
+    def total(self, now: NativeSeries) -> NativeSeries | None:
+        """Return a series with what it counted in all its lives; a gauge as it is.
+
+        `None` for one for which there is no room any more: something makes labels up.
+        """
         if now.kind == "gauge":
             return now
         place = (now.name, now.labels)
-        life = self._lives[place] = _life(self._lives.get(place), now)
+        known = self._lives.get(place)
+        held = self._held + _size(now) - (_size(known.latest) if known else 0)
+        if held > max(MOST_HELD, self._held):
+            log_once(
+                logging.WARNING, "vLLM's page has brought too many series; new ones are left out", key="native-series"
+            )
+            return None
+        self._held = held
+        life = self._lives[place] = _life(known, now)
         return now._replace(value=life.value + now.value, counts=_sum(life.counts, now.counts))
+
+
+def _size(series: NativeSeries) -> int:
+    """Return about how many bytes a series takes, with what is made of it."""
+    return 1000 + 100 * len(series.bounds) + sum(4 * (len(name) + len(value)) for name, value in series.labels)
 
 
 def _life(known: _Life | None, now: NativeSeries) -> _Life:

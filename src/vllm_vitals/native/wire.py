@@ -4,7 +4,6 @@ import io
 import socket
 import ssl
 import time
-from functools import cache
 from typing import Any
 
 
@@ -22,31 +21,47 @@ class Deadline:
         return left
 
 
+class TooMuchError(Exception):
+    """More came than may."""
+
+
 class _Incoming(io.RawIOBase):
     """What a socket receives."""
 
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+    def __init__(self, sock: socket.socket, deadline: Deadline, most: int) -> None:
         self._sock = sock
         self._deadline = deadline
+        self.left = most
+        """Bytes that may still come."""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        if self.left <= 0:
+            raise TooMuchError
         self._sock.settimeout(self._deadline.left())
-        return self._sock.recv_into(buffer)
+        count = self._sock.recv_into(buffer, min(len(buffer), self.left))
+        self.left -= count
+        return count
 
 
 class Wire:
     """A socket as far as `http.client` uses one; whoever opened it closes it."""
 
-    def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
+    def __init__(self, sock: socket.socket, deadline: Deadline, most: int) -> None:
+        """`most`: bytes that may come, until `allow` says otherwise."""
         self._sock = sock
         self._deadline = deadline
+        self._incoming = _Incoming(sock, deadline, most)
+
+    def allow(self, more: int) -> None:
+        """Let so many bytes come from here on."""
+        self._incoming.left = more
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return what is received, as a file."""
-        return io.BufferedReader(_Incoming(self._sock, self._deadline))
+        return io.BufferedReader(self._incoming)
 
     def sendall(self, data: bytes) -> None:
         """Send."""
@@ -57,18 +72,18 @@ class Wire:
         """Do nothing: `http.client` closes it before it has read the answer."""
 
 
-def connect(host: str, port: int, deadline: Deadline, *, tls: bool) -> socket.socket:
-    """Return a connection to the first address of a host that takes one, with a certificate that is trusted.
+def connect(host: str, port: int, deadline: Deadline, context: ssl.SSLContext | None) -> socket.socket:
+    """Return a connection to the first address of a host that takes one; with a context, over TLS.
 
     Raises:
         OSError: when there is none in time.
     """
     sock = _plain(host, port, deadline)
-    if not tls:
+    if context is None:
         return sock
     try:
         sock.settimeout(deadline.left())
-        return _context().wrap_socket(sock, server_hostname=host)
+        return context.wrap_socket(sock, server_hostname=host)
     except BaseException:
         sock.close()
         raise
@@ -82,9 +97,3 @@ def _plain(host: str, port: int, deadline: Deadline) -> socket.socket:
         except OSError as error:
             failed = error
     raise failed
-
-
-@cache
-def _context() -> ssl.SSLContext:
-    """Return a context with the system's roots, which hold the interpreter for tens of milliseconds to load."""
-    return ssl.create_default_context()

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_vitals._util.labels import UNKNOWN
 from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.catalog.requests import FINISHED
-from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TOKENS, UNKNOWN, VIOLATIONS
+from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TOKENS, VIOLATIONS
 from vllm_vitals.columns import Floats, Requests, Truths
 from vllm_vitals.settings import Slo
 from vllm_vitals.slo.times import Times

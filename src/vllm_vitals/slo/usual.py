@@ -7,8 +7,9 @@ The axes of arrays are named: S is for the SLOs, N for the requests, M for the l
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_vitals._util.labels import UNKNOWN
 from vllm_vitals.catalog.requests import PHASES
-from vllm_vitals.catalog.slo import OBJECTIVES, UNKNOWN
+from vllm_vitals.catalog.slo import OBJECTIVES
 from vllm_vitals.collector.headroom import REMEMBERED
 from vllm_vitals.columns import Floats, Truths
 from vllm_vitals.slo.times import DECODE, Times

@@ -11,10 +11,11 @@ from typing import Any
 
 from msgspec import Raw, msgpack
 
+from vllm_vitals._util.labels import named
 from vllm_vitals.feed.tap import Call
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Reported
-from vllm_vitals.vllm.fields import Fields, text
+from vllm_vitals.vllm.fields import Fields
 from vllm_vitals.vllm.reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIONS, OWN, WAY, WAYS, Rules
 
 _ENCODER = msgpack.Encoder()
@@ -79,7 +80,7 @@ class Connectors:
     def _parts(self, stats: Any) -> list[tuple[str, Any]]:
         """Return each connector's class and what it reports: a MultiConnector's are by the names of the classes."""
         if isinstance(stats, dict):
-            parts = [(name, each) for key, each in stats.items() if "Connector" in (name := text(key))]
+            parts = [(name, each) for key, each in stats.items() if "Connector" in (name := named(key))]
             if parts:
                 return [(name, _plain(each)) for name, each in parts[:MOST_CONNECTORS]]
         return [(self._configured, stats)]
@@ -106,11 +107,11 @@ class Connectors:
                 yield from self._operations(connector, name, values)
 
     def _described(self, connector: str, data: Mapping[Any, Any]) -> Iterator[Reported | None]:
-        if not data or any(text(name).startswith(OFFLOAD) for name in data):
+        if not data or any(named(name).startswith(OFFLOAD) for name in data):
             yield None
         for name, numbers in data.items():
             for labels, values in numbers.items() if isinstance(numbers, dict) else ():
-                own = text(labels[0]) if isinstance(labels, tuple) and labels else ""
+                own = named(labels[0]) if isinstance(labels, tuple) and labels else ""
                 yield from self._told(connector, name, DESCRIBED.get(name, ()), values, own)
 
     def _operations(self, connector: str, kind: str, operations: list[Any]) -> Iterator[Reported]:

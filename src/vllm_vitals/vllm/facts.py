@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_vitals._util.labels import shown
 from vllm_vitals.catalog.buckets import FAMILIES, check
 from vllm_vitals.catalog.engine import INFO_LABELS
 from vllm_vitals.gpu.placement import Placement
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.step import Facts
-from vllm_vitals.vllm.fields import text
 from vllm_vitals.vllm.precision import precisions
 from vllm_vitals.vllm.values import at, whole, word
 
@@ -22,7 +22,7 @@ def model_name(config: Any) -> str:
     name = at(config, "model_config.served_model_name")
     if isinstance(name, list | tuple):
         name = name[0] if name else None
-    return text(name or at(config, "model_config.model") or "unknown")
+    return shown(name or at(config, "model_config.model") or "unknown")
 
 
 def api_server(config: Any) -> tuple[int, int]:
@@ -47,6 +47,7 @@ def engine_facts(config: Any, engine: str, engines: int, version: str) -> Facts:
         features=frozenset(name for name, on in _features(config).items() if on),
         gpus=_gpus(config),
         precisions=precisions(config),
+        draft_tokens=whole(config, "speculative_config.num_speculative_tokens"),
     )
 
 

@@ -7,7 +7,6 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Sequence
-from enum import Enum
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vllm_vitals._util.labels import named
 from vllm_vitals.vllm.folded import MANY, fold, unfold
 
 MOST_INT = 2**62
@@ -173,7 +173,7 @@ class Fields:
         return self.mapping(self.any(source, name), f"{type(source).__name__}.{name}")
 
     def mapping(self, values: Any, field: str) -> dict[str, int]:
-        """Return a mapping of names to whole numbers; entries that are none are left out."""
+        """Return a mapping of label values to whole numbers; entries that are none are left out."""
         if self.is_empty(values):
             return {}
         try:
@@ -181,8 +181,12 @@ class Fields:
         except BaseException:  # noqa: BLE001 - no mapping
             self._complain(field, values, "a mapping of names to numbers")
             return {}
-        read = ((text(key), self._whole(value, field)) for key, value in items)
-        return {label: whole for label, whole in read if whole is not None}
+        read: dict[str, int] = {}
+        for key, value in items:
+            if (whole := self._whole(value, field)) is not None:
+                label = named(key)
+                read[label] = read.get(label, 0) + whole  # several may have no name that can be shown
+        return read
 
 
 def _are_short(lists: Sequence[Any]) -> bool:
@@ -305,13 +309,3 @@ def _are_counts(column: Sequence[Any]) -> bool:
 
 def _fit(values: Sequence[int]) -> bool:
     return not values or -MOST_INT < min(values) <= max(values) < MOST_INT
-
-
-def text(value: Any) -> str:
-    """Return the label text of a name: an enum by its value when that is text, else by its name."""
-    if isinstance(value, Enum):
-        value = value.value if isinstance(value.value, str) else value.name.lower()
-    try:
-        return value if isinstance(value, str) else str(value)
-    except BaseException:  # noqa: BLE001 - whatever the object does when asked for its name
-        return "unknown"

@@ -6,13 +6,16 @@ from itertools import islice
 from operator import le
 from typing import Any
 
+from vllm_vitals._util.labels import label
 from vllm_vitals.step import CLOCK_SLACK, Finished, Floats, Step
-from vllm_vitals.vllm.fields import Fields, Table, text
+from vllm_vitals.vllm.fields import Fields, Table
 
 NUMBERS = (
     "e2e_latency", "queued_time", "prefill_time", "decode_time", "inference_time", "mean_time_per_output_token",
 )  # fmt: skip
 COUNTS = ("num_prompt_tokens", "num_generation_tokens", "num_cached_tokens", "max_tokens_param", "num_preemptions")
+LONGEST_ID = 256
+"""Characters of a request's id that are kept: clients may choose it."""
 
 Row = Sequence[Any]
 
@@ -47,7 +50,8 @@ class FinishedReader:
             *numbers, reasons, ids = zip(*rows, strict=True)
             duration, _, _, _, inference, _, _, made, cached, asked, _ = numbers
             timed = all(map(le, inference, duration))
-            if timed and min(made) > 1 and min(cached) >= 0 and min(asked) > 0 and set(map(type, ids)) == {str}:
+            named = set(map(type, ids)) == {str} and max(map(len, ids)) <= LONGEST_ID
+            if timed and min(made) > 1 and min(cached) >= 0 and min(asked) > 0 and named:
                 return list(map(Finished, self._reasons(reasons), times, *numbers, ids))
         except (TypeError, ValueError):  # there is a `None`, or nothing at all
             pass
@@ -76,7 +80,7 @@ class FinishedReader:
             per_token = None
         request = Finished(
             finish_reason(reason), step.time, duration, queue, prefill, decode, inference, per_token, given, made,
-            cached, asked or None, preempted, name if isinstance(name, str) else None,
+            cached, asked or None, preempted, name[:LONGEST_ID] if isinstance(name, str) else None,
         )  # fmt: skip
         if made == 0 and not self._pooling:
             _forget_tokenless(request, step.first_token_latencies)
@@ -100,4 +104,4 @@ def finish_reason(value: Any) -> str:
     """Return a finish reason's label: an enum member's name, whatever members a release has."""
     if isinstance(value, Enum):
         return value._name_.lower()  # `name` is the same by way of a slow descriptor
-    return text(value) if isinstance(value, str) else "unknown"
+    return label(value)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
+from vllm_vitals._util.labels import named
 from vllm_vitals.configuration import SettingsError, is_strict
 from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.feed.tap import Tap
@@ -15,6 +16,7 @@ from vllm_vitals.logs import LOGGER
 from vllm_vitals.runtime import SILENT, Runtime, runtime
 from vllm_vitals.settings import NativeSettings
 from vllm_vitals.vllm.facts import process_age
+from vllm_vitals.vllm.life import Life
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 SLEEP_LEVELS = {1: "weights_offloaded", 2: "discard_all"}
@@ -63,13 +65,13 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
         self._tap: Tap = SILENT
-        self._config = vllm_config  # as long as this logger lives, its `AsyncLLM` is not gone
+        self._config = vllm_config  # that is not gone before this logger is
         try:
             host = runtime()
             host.check(self.section)
             if not (host.remote or self.enabled(host)):
                 return
-            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version())
+            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version(), Life(self).over)
             self.start(host)
         except SettingsError as error:
             for line in str(error).splitlines():
@@ -111,7 +113,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     @guarded
     def record_admission_rejection(self, reason: Any = "", *_args: Any, **_kwargs: Any) -> None:
         """Take in that a request was turned away."""
-        self._tap.reject(str(reason))
+        self._tap.reject(named(reason))
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: it is called only by some servers, so nothing of ours may depend on it."""
@@ -168,8 +170,9 @@ def native_registry(settings: NativeSettings) -> Callable[[], Any]:
     if settings.url is None:
         return _registry
     from vllm_vitals.native.page import Page  # noqa: PLC0415 - only when asked for
+    from vllm_vitals.native.trust import Trust  # noqa: PLC0415
 
-    return Page(settings.url, settings.timeout).fresh
+    return Page(settings.url, settings.timeout, Trust.of(settings)).fresh
 
 
 def _registry() -> Any:

@@ -4,13 +4,17 @@ The objects are no stable interface: a field that a release lacks reads as `None
 ignored, one of an unexpected type is left out and complained of. Nothing here imports vLLM.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from vllm_vitals.catalog.cache import MULTIMODAL_HITS, PREFIX_HITS
+from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.feed.tap import Call
+from vllm_vitals.logs import log_once
 from vllm_vitals.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
 from vllm_vitals.vllm.connectors import Connectors
-from vllm_vitals.vllm.fields import Complain, Fields, Table
+from vllm_vitals.vllm.fields import MOST_INT, Complain, Fields, Table
 from vllm_vitals.vllm.finished import FinishedReader
 
 QUEUES = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
@@ -43,6 +47,8 @@ CLOCK_JITTER = 0.01
 """Seconds by which the host's clock may be steered back while a step is processed."""
 CLOCK_SET = 0.25
 """Seconds between the host's clock and the monotonic one from which it was set; they are not read at one moment."""
+MOST_POSITIONS = 1024
+"""Tokens of a draft at most; beyond some dozens none are drafted."""
 MOST_ENGINES = 4096
 """The engine indexes below it are believed."""
 
@@ -113,7 +119,7 @@ class Reader:
         self._read_iterations(steps, iterations, pause)
         for step, multimodal in zip(steps, multimodals, strict=True):
             if multimodal is not None:
-                (step.multimodal_cache,) = self._caches([multimodal])
+                (step.multimodal_cache,) = self._caches([step], [multimodal], MULTIMODAL_HITS)
         return steps
 
     def _read_schedulers(self, steps: Sequence[Step], stats: list[Any], pause: Callable[[], None]) -> None:
@@ -123,7 +129,7 @@ class Reader:
         rows = self._schedulers.read(stats)
         pause()
         cached, prefix = _given(steps, [row[PREFIX] for row in rows])
-        for step, use in zip(cached, self._caches(prefix), strict=True):
+        for step, use in zip(cached, self._caches(cached, prefix, PREFIX_HITS), strict=True):
             step.prefix_cache = use
         pause()
         for step, row in zip(steps, rows, strict=True):
@@ -177,18 +183,19 @@ class Reader:
         except BaseException as error:  # noqa: BLE001 - no plain data, and it raised
             self._complain("SchedulerStats.kv_connector_stats", error, "numbers by name")
 
-    def _caches(self, stats: Sequence[Any]) -> list[CacheUse]:
-        read = zip(stats, self._lookups.read(stats), strict=True)
-        return [self._cache(each, *(count or 0 for count in counts)) for each, counts in read]
-
-    def _cache(self, stats: Any, queries: int, hits: int, again: int, still_there: int, new: int) -> CacheUse:
-        if hits > queries:
-            self._complain(f"{type(stats).__name__}.hits", hits, f"at most its queries ({queries})")
-        # Of each request that comes back the latest token is computed for the first time.
-        return CacheUse(queries, min(hits, queries), max(again - still_there - new, 0))
+    def _caches(self, steps: Sequence[Step], stats: Sequence[Any], metric: Metric[Any]) -> list[CacheUse]:
+        """Return the lookups of steps in a cache whose hits `metric` counts."""
+        found = []
+        for step, each, counts in zip(steps, stats, self._lookups.read(stats), strict=True):
+            queries, hits, again, still_there, new = counts if None not in counts else [n or 0 for n in counts]
+            if hits > queries:
+                hits = _clamped(step, metric, f"{type(each).__name__}.hits", hits, max(queries, 0))
+            # Of each request that comes back the latest token is computed for the first time.
+            found.append(CacheUse(queries, hits, max(again - still_there - new, 0)))
+        return found
 
     def _read_external(self, step: Step, stats: Any) -> None:
-        (use,) = self._caches([stats])
+        (use,) = self._caches([step], [stats], PREFIX_HITS)
         step.external_prefix_cache = use
         step.cached_by_source = self._fields.counts(stats, "hits_by_source") or None
         if not step.cached_by_source and use.hits:
@@ -200,7 +207,7 @@ class Reader:
         return Speculation(
             fields.count(stats, "num_drafts") or 0,
             fields.count(stats, "num_draft_tokens") or 0,
-            tuple(int(n) for n in by_position if 0 <= n < 2**53),
+            tuple(int(n) if -MOST_INT < n < MOST_INT else 0 for n in by_position[:MOST_POSITIONS]),
         )
 
     def _evictions(self, events: Any) -> Evictions:
@@ -308,6 +315,16 @@ def _emptying(items: list[Item]) -> Iterator[Item]:
     items.reverse()
     while items:
         yield items.pop()
+
+
+def _clamped(step: Step, metric: Metric[Any], field: str, value: int, most: int) -> int:
+    """Return a value that is at most `most`, and take note where it is not what vLLM gave."""
+    if value <= most:
+        return value
+    step.clamped += (metric.name,)
+    message = "vLLM gave %s = %d, which cannot be more than %d; it is clamped to that (vitals.values.rejected)"
+    log_once(logging.WARNING, message, field, value, most, key=f"clamp {field}")
+    return most
 
 
 def _says_anything(values: Sequence[Any]) -> bool:

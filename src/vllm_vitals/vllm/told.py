@@ -169,3 +169,10 @@ def tells_details() -> bool:
     """Tell whether vLLM's stats can hold iteration details; before 0.26 the option for them only logs."""
     stats = getattr(sys.modules.get("vllm.v1.metrics.stats"), "SchedulerStats", None)
     return hasattr(stats, "iteration_details")
+
+
+def tells_request_ids() -> bool:
+    """Tell whether vLLM's stats of finished requests hold their ids; before 0.20 they do not."""
+    stats = getattr(sys.modules.get("vllm.v1.metrics.stats"), "FinishedRequestStats", None)
+    fields = {*getattr(stats, "__dataclass_fields__", ()), *getattr(stats, "__annotations__", ())}
+    return not fields or "request_id" in fields

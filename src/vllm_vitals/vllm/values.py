@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from vllm_vitals.vllm.fields import text
+from vllm_vitals._util.labels import shown
+from vllm_vitals.vllm.fields import MOST_INT
 
 
 def at(config: Any, path: str) -> Any:
@@ -18,9 +19,9 @@ def at(config: Any, path: str) -> Any:
 def whole(config: Any, path: str) -> int | None:
     """Return the positive whole number at a dotted path, or `None`."""
     value = at(config, path)
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value < MOST_INT else None
 
 
 def word(value: Any) -> str:
     """Return a value as a label shows it."""
-    return str(value).lower() if isinstance(value, bool) else text(value).removeprefix("torch.")
+    return shown(value).removeprefix("torch.")

@@ -5,6 +5,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
+from vllm_vitals.wire.directory import check_length
 from vllm_vitals.wire.frames import CLOSED, MOST_FROM_SERVER, PIECE, Frames, WireError, trusted
 from vllm_vitals.wire.messages import FromServer, from_server
 from vllm_vitals.wire.wake import Wake
@@ -20,8 +21,9 @@ class Connection:
         """Connect to who listens at a path; `wake` ends a wait for it.
 
         Raises:
-            OSError: when nobody does, or it is another user.
+            OSError: when nobody does, it is another user, or the path is too long.
         """
+        check_length(path)
         self._wake = wake
         self._frames = Frames(MOST_FROM_SERVER)
         self._pieces: deque[memoryview] = deque()

@@ -119,7 +119,7 @@ class Courier:
         connection.send(frame(encode(self._hello())))
         answer = self._answer(connection)
         if isinstance(answer, Refusal):
-            raise WireError(REFUSED, answer.reason)
+            raise WireError(REFUSED, ascii(answer.reason))
         if not isinstance(answer, Welcome) or answer.protocol != PROTOCOL:
             raise WireError(FOREIGN, "the collector needs another vllm-vitals")
         # One that has just started has taken nothing. It gets all that nobody said to have: who may have had it is gone.
@@ -159,8 +159,8 @@ class Courier:
             self._outbox.taken(said.sequence)
         elif isinstance(said, Refusal):
             self._outbox.refused()
-            log_once(logging.ERROR, "The collector refuses a batch, which is dropped: %s", said.reason)
-            raise WireError(REFUSED, said.reason)
+            log_once(logging.ERROR, "The collector refuses a batch, which is dropped: %a", said.reason)
+            raise WireError(REFUSED, ascii(said.reason))
 
     def _close(self) -> None:
         with self._moving:

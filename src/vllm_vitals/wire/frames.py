@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 MOST_FROM_CLIENT = 16 << 20
 MOST_FROM_SERVER = 64 << 10
@@ -22,6 +23,7 @@ REFUSED = "refused"
 SLOW = "slow"
 TOO_LONG = "too long"
 TOO_MANY = "too many"
+TOO_MUCH = "too much at a time"
 UNKNOWN = "not a known message"
 
 
@@ -42,9 +44,9 @@ class Frames:
         self._came = bytearray()
 
     @property
-    def begun(self) -> bool:
-        """Tell whether a part of a frame is here."""
-        return bool(self._came)
+    def size(self) -> int:
+        """Return how many bytes of a frame are here."""
+        return len(self._came)
 
     def feed(self, data: bytes) -> None:
         """Take what a socket brought."""
@@ -75,15 +77,26 @@ def frame(payload: bytes, more: int = 0) -> bytes:
     return (len(payload) + more).to_bytes(HEADER, "big") + payload
 
 
-def receive(conn: socket.socket, frames: Frames, *, idle: float = 0.0, whole: float = WHOLE) -> bytes:
+def receive(
+    conn: socket.socket,
+    frames: Frames,
+    *,
+    idle: float = 0.0,
+    whole: float = WHOLE,
+    hold: Callable[[socket.socket, int], None] = lambda *_: None,
+) -> bytes:
     """Wait for the next frame: it must begin within `idle` seconds (0: has begun) and be whole within `whole` more.
+
+    `hold` is told how many bytes of it have come, each time that it is not whole yet.
 
     Raises:
         WireError: when it does not come in time, is too long, or the connection is closed.
     """
-    begun = frames.begun or not idle
+    begun = bool(frames.size) or not idle
     end = time.monotonic() + (whole if begun else idle)
     while (payload := frames.next()) is None:
+        if frames.size:
+            hold(conn, frames.size)
         frames.feed(_read(conn, end - time.monotonic()))
         if not begun or time.monotonic() > end + STOPPED:
             begun, end = True, time.monotonic() + whole
@@ -125,3 +138,11 @@ def trusted(conn: socket.socket) -> bool:
     credentials = conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, _ = struct.unpack("3i", credentials)
     return uid in (0, os.geteuid())
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection that another thread reads from, which will close it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed

@@ -1,7 +1,6 @@
 """A Unix socket that only our own user can reach, bound so that it takes nobody's place."""
 
 import errno
-import fcntl
 import os
 import socket
 import stat
@@ -9,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LONGEST_PATH = 107
-"""Bytes; the kernel's field has 108 and ends in a zero."""
+from vllm_vitals.wire.directory import Directory, check_length
+
 BACKLOG = 128
 """Connections that may wait to be accepted."""
-OPEN_TO_OTHERS = 0o022
+BINDING = ".bind"
+"""Ends the name of the lock that is held, and there, only while somebody binds."""
 
 
 class Listener:
@@ -26,16 +26,21 @@ class Listener:
             OSError: when that cannot be done; the message names the path and says why.
         """
         self.path = path
-        if len(os.fsencode(path)) > LONGEST_PATH:
-            raise OSError(errno.ENAMETOOLONG, f"The path of a socket has at most {LONGEST_PATH} bytes", str(path))
-        with _locked(_directory(path.parent)):
-            _clear(path)
+        check_length(path)
+        with Directory(path.parent) as directory, _locked(directory, path.name):
+            _clear(directory, path.name)
             self.socket = _bind(path)
-            self._inode = _inode(path)
+            self._inode = _inode(directory.look(path.name))
+            if self._inode != _inode(path.lstat()):
+                self.socket.close()
+                raise OSError(errno.ESTALE, "The socket's directory was replaced while it was made", str(path))
 
     def ours(self) -> bool:
         """Tell whether the path still leads to this socket."""
-        return _inode(self.path) == self._inode
+        try:
+            return _inode(self.path.lstat()) == self._inode
+        except OSError:
+            return False
 
     def accept(self) -> socket.socket | None:
         """Return the next connection, `None` when there is none after all.
@@ -49,49 +54,38 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening; the file goes first, so that nobody takes it for one that is left behind."""
-        with suppress(OSError):
-            if self.ours():
-                self.path.unlink()
+        with suppress(OSError), Directory(self.path.parent, make=False) as directory:
+            if _inode(directory.look(self.path.name)) == self._inode:
+                directory.remove(self.path.name)
         self.socket.close()
 
 
-def _directory(path: Path) -> Path:
-    """Make a directory for us alone, or check that it is one."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    found = path.stat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "The socket needs a directory", str(path))
-    if found.st_uid != os.geteuid():
-        problem = f"The socket's directory belongs to user {found.st_uid}, not to {os.geteuid()} that runs this"
-        raise PermissionError(errno.EPERM, problem, str(path))
-    if found.st_mode & OPEN_TO_OTHERS:
-        problem = f"Others may write to the socket's directory (mode {stat.S_IMODE(found.st_mode):04o}, wanted 0700)"
-        raise PermissionError(errno.EPERM, problem, str(path))
-    return path
-
-
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _locked(directory: Directory, name: str) -> Iterator[None]:
     """Let one process at a time look what is there and bind: of two, the later would unlink the earlier's socket."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    lock = directory.open_lock(name + BINDING)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise OSError(errno.EADDRINUSE, "Another process is about to listen here", str(directory)) from error
+        if not directory.holds(lock, name + BINDING):
+            raise OSError(errno.EADDRINUSE, "Another process is about to listen here", str(directory.path / name))
+        try:
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                directory.remove(name + BINDING)
     finally:
-        os.close(handle)
+        os.close(lock)
 
 
-def _clear(path: Path) -> None:
+def _clear(directory: Directory, name: str) -> None:
     """Take a socket away on which nobody listens."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "There is a file that is no socket", str(path))
-        if _answers(path):
-            raise OSError(errno.EADDRINUSE, "The socket is in use: another process listens", str(path))
-        path.unlink()
+    found, path = directory.look(name), directory.path / name
+    if found is None:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise FileExistsError(errno.EEXIST, "There is a file that is no socket", str(path))
+    if _answers(path):
+        raise OSError(errno.EADDRINUSE, "The socket is in use: another process listens", str(path))
+    directory.remove(name)
 
 
 def _answers(path: Path) -> bool:
@@ -121,9 +115,5 @@ def _bind(path: Path) -> socket.socket:
     return made
 
 
-def _inode(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def _inode(found: os.stat_result | None) -> tuple[int, int] | None:
+    return None if found is None else (found.st_dev, found.st_ino)

@@ -15,7 +15,8 @@ MOST_RECORDS = 4096
 """Records of one message."""
 LONGEST_REASON = 300
 
-Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(pattern=r"\A[!-~]{1,64}\Z")]
+"""Goes into the log, and becomes a label."""
 Count = Annotated[int, Meta(ge=0)]
 Records = Annotated[list[Record], Meta(max_length=MOST_RECORDS)]  # checked before any of them is decoded
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vllm_vitals.wire.frames import TOO_MANY, WireError
+from vllm_vitals.wire.frames import TOO_MANY, WireError, hang_up
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,3 @@ class Processes:
         if key is None:
             raise WireError(TOO_MANY, f"{self._most} processes came, and none of them is gone for long")
         del self._known[key]
-
-
-def hang_up(connection: socket.socket) -> None:
-    """End a connection that another thread reads from, which will close it."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it is closed

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.step import Record
-from vllm_vitals.wire.frames import CLOSED, WireError, trusted
+from vllm_vitals.wire.frames import CLOSED, WireError, hang_up, trusted
 from vllm_vitals.wire.listener import Listener
-from vllm_vitals.wire.processes import Peer, Processes, hang_up
+from vllm_vitals.wire.processes import Peer, Processes
+from vllm_vitals.wire.room import Room
 from vllm_vitals.wire.session import converse
 from vllm_vitals.wire.wake import Wake
 
@@ -24,7 +26,18 @@ TICK = 0.5
 REMEMBERED = 1024
 """Processes of which is known what was taken from them."""
 
+SILENT = 30.0
+"""Seconds without such a look after which the listening thread counts as dead."""
+
 Take = Callable[[Peer, Sequence[Record], float], None]
+
+
+@dataclass(eq=False)
+class Visit:
+    """One connection: the thread that serves it, and whether it has said who it is."""
+
+    thread: threading.Thread | None = None
+    known: bool = False
 
 
 class Receiver:
@@ -54,9 +67,12 @@ class Receiver:
         self._most = most
         self._grace = grace
         self._processes = Processes(REMEMBERED)
-        self._open: dict[socket.socket, threading.Thread] = {}
+        self._room = Room()
+        self._open: dict[socket.socket, Visit] = {}
+        """The one that came last is the last."""
         self._listener: Listener | None = None
         self._there = False
+        self._looked = time.monotonic()
         self._wake = Wake()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -65,6 +81,15 @@ class Receiver:
     def ready(self) -> bool:
         """Tell whether processes can connect."""
         return self._there and not self._stopped.is_set()
+
+    def ended(self) -> str:
+        """Return why nobody can connect until this process is restarted, `""` when it is well."""
+        if self._thread is None or self._stopped.is_set():
+            return ""
+        if not self._thread.is_alive():
+            return "the thread that listens has ended"
+        silent = time.monotonic() - self._looked
+        return f"the thread that listens has hung for {silent:.0f} s" if silent >= SILENT else ""
 
     def start(self) -> None:
         """Listen, and accept connections on another thread.
@@ -89,8 +114,9 @@ class Receiver:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(max(end - time.monotonic(), 0.0))
-        for thread in list(self._open.values()):
-            thread.join(max(end - time.monotonic(), 0.0))
+        for visit in list(self._open.values()):
+            if visit.thread is not None:
+                visit.thread.join(max(end - time.monotonic(), 0.0))
 
     def abandon(self) -> None:
         """Close what a fork copied, without touching threads or locks."""
@@ -101,20 +127,28 @@ class Receiver:
 
     def _run(self, listener: Listener) -> None:
         look = 0.0
-        while not self._stopped.is_set():
-            try:
-                if self._wait(listener):
-                    self._admit(listener)
-                if time.monotonic() >= look:
-                    look = time.monotonic() + TICK
+        try:
+            while not self._stopped.is_set():
+                self._accept(listener)
+                self._looked = time.monotonic()
+                if self._looked >= look:
+                    look = self._looked + TICK
                     listener = self._look(listener)
-            except Exception:  # noqa: BLE001 - the thread must go on; there may be no handle left, say
-                self._complain("accept", "Connections at %s cannot be accepted", self._path, traceback=True)
-                self._stopped.wait(TICK)
-        self._there = False
-        listener.close()
-        for conn in list(self._open):
-            hang_up(conn)
+        finally:
+            self._there = False
+            listener.close()
+            for conn in list(self._open):
+                hang_up(conn)
+
+    def _accept(self, listener: Listener) -> None:
+        """Take in who comes, if anyone does before long."""
+        try:
+            if self._wait(listener):
+                self._admit(listener)
+        except Exception:  # noqa: BLE001 - the thread must go on; there may be no handle left, say
+            self._complain("accept", "Connections at %s cannot be accepted", self._path, traceback=True)
+            self._make_way()
+            self._stopped.wait(TICK)
 
     def _wait(self, listener: Listener) -> bool:
         """Wait for a connection, not for long."""
@@ -127,21 +161,31 @@ class Receiver:
         conn = listener.accept()
         if conn is None:
             return
-        if len(self._open) >= self._most:
-            conn.close()
-            self._complain("many", "More than %d connections at %s; it takes no more", self._most, self._path)
-        elif not trusted(conn):
+        if not trusted(conn):
             conn.close()
             self._complain("user", "A process of another user was turned away at %s", self._path)
+        elif len(self._open) >= self._most and not self._make_way():
+            conn.close()
+            self._complain("many", "More than %d connections at %s; it takes no more", self._most, self._path)
         else:
-            thread = threading.Thread(target=self._serve, args=(conn,), name="vitals-wire", daemon=True)
-            self._open[conn] = thread
+            visit = self._open[conn] = Visit()
+            visit.thread = threading.Thread(target=self._serve, args=(conn, visit), name="vitals-wire", daemon=True)
             try:
-                thread.start()
+                visit.thread.start()
             except RuntimeError:  # there are too many
                 del self._open[conn]
                 conn.close()
                 raise
+
+    def _make_way(self) -> bool:
+        """Hang up on the oldest connection that has not said who it is; tell whether there was one."""
+        stranger = next((conn for conn, visit in list(self._open.items()) if not visit.known), None)
+        if stranger is None:
+            return False
+        self._open.pop(stranger, None)  # its thread closes it
+        hang_up(stranger)
+        self._complain("strangers", "Connections at %s say nothing: the oldest makes way for others", self._path)
+        return True
 
     def _look(self, listener: Listener) -> Listener:
         """See who is gone, and whether the socket is still there; return what listens from now on."""
@@ -160,9 +204,12 @@ class Receiver:
         self._listener, self._there = fresh, True
         return fresh
 
-    def _serve(self, conn: socket.socket) -> None:
+    def _serve(self, conn: socket.socket, visit: Visit) -> None:
+        def known() -> None:
+            visit.known = True
+
         try:
-            converse(conn, self._collector, self._processes, self._pass_on)
+            converse(conn, self._collector, self._processes, self._pass_on, self._room, known)
         except WireError as error:
             if error.reason != CLOSED:
                 self._complain(error.reason, "A connection at %s is closed: %s", self._path, error)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
+from vllm_vitals._util import documents
+from vllm_vitals._util.bounds import clean
 from vllm_vitals.cli.checks.installed import Release
 
 DEFAULT_PORT = 8000
@@ -94,9 +94,9 @@ def _dashed(word: str) -> str:
 def _from_file(path: Path) -> Iterator[str]:
     """Yield the options of vLLM's own configuration file as words; the command line's come later and win."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CommandError(f"--config {path} cannot be read: {error}") from error
+        content = documents.load(path, unique=False)
+    except documents.DocumentError as error:
+        raise CommandError(f"--config {clean(str(path), 300)} {error}") from None
     for name, value in content.items() if isinstance(content, dict) else ():
         yield from _words(_dashed(f"--{name}"), value)
 

@@ -5,11 +5,11 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.cli.checks.command import CommandError, ServeCommand, parse
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, warn
 from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
 from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, is_strict, load
-from vllm_vitals.native.download import shown as shown_url
 from vllm_vitals.settings import (
     GpuSettings,
     NativeSettings,
@@ -17,7 +17,6 @@ from vllm_vitals.settings import (
     PrometheusSettings,
     Settings,
     WireSettings,
-    without_password,
 )
 
 NATIVE_URL = ("native", "url")
@@ -135,9 +134,7 @@ def settings(launch: Launch) -> Iterator[Finding]:
 
 def _shown(path: tuple[str, ...], value: Any) -> str:
     """Return a value as it may be shown: without the password of an address, and of headers the names only."""
-    if path == ENDPOINT:
-        return without_password(value)
-    if path == NATIVE_URL:
+    if path in (ENDPOINT, NATIVE_URL):
         return shown_url(value)
     return ", ".join(value) if path == HEADERS else str(value)
 

@@ -1,5 +1,6 @@
 """Checks of vLLM's own metrics: shown beside ours, or fetched from their URL."""
 
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from vllm_vitals.cli.checks.launch import Launch
 from vllm_vitals.native.download import DownloadError
 from vllm_vitals.native.mapping import mapped, relevant
 from vllm_vitals.native.page import PageError, fetch
+from vllm_vitals.native.trust import Trust
 from vllm_vitals.settings import NativeSettings
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -66,13 +68,18 @@ def url(launch: Launch) -> Iterator[Finding]:
 
 def _fetched(settings: NativeSettings, address: str, what: str) -> Finding:
     try:
-        families = fetch(address, settings.timeout)
+        families = fetch(address, settings.timeout, trust=Trust.of(settings))
     except DownloadError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             return warn(
                 f"{what}: nothing listens there: {error}",
                 "That is as it should be while vLLM is not up: look again once it is. Else correct VITALS_NATIVE__URL; "
                 f"{USUAL}.",
+            )
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            return fail(
+                f"{what} cannot be fetched: {error}",
+                "Set VITALS_NATIVE__TLS_CA to the CA that signed its certificate, and name the host as that does.",
             )
         return fail(f"{what} cannot be fetched: {error}", f"Correct VITALS_NATIVE__URL; {USUAL}.")
     except PageError as error:

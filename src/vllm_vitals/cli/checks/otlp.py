@@ -66,7 +66,7 @@ def _try_out(target: Target) -> Iterator[Finding]:
         return
     address = ""
     if found is None:
-        yield skip(f"{target.endpoint} is a Unix socket: there is no name or port to try")
+        yield skip(f"{target.shown} is a Unix socket: there is no name or port to try")
     elif found.proxy:
         yield ok(f"the push goes through the proxy {found.proxy}; name and port are the proxy's business")
     else:
@@ -153,7 +153,7 @@ def _push(target: Target, found: Peer | None, address: str) -> Finding:
     from vllm_vitals.exporters.otlp.answer import Answer  # noqa: PLC0415 - heavy, and only when there is a push
 
     answers: list[Answer] = []
-    # On a thread of its own: a peer that answers byte by byte outlasts every timeout.
+    # On a thread of its own: a name server outlasts every timeout.
     sender = threading.Thread(target=_send, args=(target, answers), daemon=True)
     sender.start()
     sender.join(min(target.timeout, 2 * PATIENCE) + 1)
@@ -174,7 +174,7 @@ def _push(target: Target, found: Peer | None, address: str) -> Finding:
 def _send(target: Target, answers: list[object]) -> None:
     from opentelemetry.sdk.metrics.export import MetricsData  # noqa: PLC0415
 
-    from vllm_vitals.exporters.otlp.answer import failed  # noqa: PLC0415
+    from vllm_vitals.exporters.otlp.answer import failed, redacted  # noqa: PLC0415
     from vllm_vitals.exporters.otlp.transport import connect  # noqa: PLC0415
 
     try:
@@ -182,7 +182,7 @@ def _send(target: Target, answers: list[object]) -> None:
         answers.append(transport.send(MetricsData([])))
         transport.close()
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(failed(error))
+        answers.append(redacted(failed(error), target.redactor))
 
 
 def _advice(target: Target, found: Peer | None, address: str, error: str) -> str:

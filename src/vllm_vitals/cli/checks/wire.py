@@ -9,9 +9,9 @@ from pathlib import Path
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, skip
 from vllm_vitals.cli.checks.launch import Launch
 from vllm_vitals.election import meeting_point
+from vllm_vitals.wire.directory import OPEN_TO_OTHERS
 
 PATIENCE = 2.0
-OPEN_TO_OTHERS = 0o022
 SET_SOCKET = "set VITALS_WIRE__SOCKET to a path in a directory that only this user may write to"
 
 
@@ -82,7 +82,9 @@ def _not_ours(directory: Path, advice: str, who: str) -> Finding | None:
     Raises:
         OSError: when it is not there, or cannot be looked at.
     """
-    found = directory.stat()
+    found = directory.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return fail(f"{directory} is a symbolic link, which is not followed", advice)
     if not stat.S_ISDIR(found.st_mode):
         return fail(f"{directory} is no directory", advice)
     if found.st_uid != os.geteuid():

@@ -7,22 +7,25 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import requests
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
-from vllm_vitals.exporters.otlp.target import Target
+from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.redact import MOST_SEARCHED, Redactor
+from vllm_vitals.exporters.otlp.reply import Reply
+from vllm_vitals.exporters.otlp.target import EndpointError
 
-NO_CONTENT = 204
-HTTP_1_1 = 11
 TRANSIENT_HTTP = (408, 429, 500, 502, 503, 504)
 PERMANENT_GRPC = ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
 MOST_SHOWN = 300
 """Characters of an answer that are logged."""
-LEAST_SECRET = 4
-"""Characters of a header's value from which it may be a secret; `1` is a tenant, and in every other word."""
+MOST_PARSED = 65536
+"""Bytes of a message that are looked at."""
+LONGEST_DATE = 64
 WEB_PAGE = "it answered with a web page, so it may be no OTLP receiver at all"
+NOT_READ = "its answer could not be read to its end, so it is not known whether it left points out"
+WORD = re.compile(r"\w+")
 
 
 @dataclass
@@ -43,57 +46,44 @@ class Answer:
 
 
 def failed(error: BaseException) -> Answer:
-    """Return what an error made of a push."""
-    return Answer(error=f"{type(error).__name__}: {error}", kind=type(error).__name__)
+    """Return what an error made of a push; a value that cannot be right stays so."""
+    name = type(error).__name__
+    return Answer(error=f"{name}: {error}"[:MOST_SEARCHED], kind=name, permanent=isinstance(error, EndpointError))
 
 
-def of_http(response: requests.Response, body: bytes) -> Answer:
-    """Return the answer that an HTTP response spells."""
-    status = response.status_code
+def of_http(reply: Reply) -> Answer:
+    """Return the answer that an HTTP response spells; of one that says 2xx the rest can only add remarks."""
+    status, kind = reply.status, reply.headers.get("content-type", "protobuf").lower()
     if 200 <= status < 300:  # noqa: PLR2004
-        if not _is_whole(response):
-            return Answer(error=f"HTTP {status}, but the answer was cut off", kind="cut off")
-        kind = response.headers.get("Content-Type", "protobuf").lower()
-        return _taken(body) if "protobuf" in kind else Answer(ok=True, warning=WEB_PAGE if "html" in kind else "")
-    text = body[: 4 * MOST_SHOWN].decode(errors="replace").strip()
-    said = f"HTTP {status} {response.reason or ''}".strip()
+        if "html" in kind:
+            return Answer(ok=True, warning=WEB_PAGE)
+        if not reply.whole:
+            return Answer(ok=True, warning=NOT_READ)
+        return taken(reply.body) if "protobuf" in kind else Answer(ok=True)
+    text = reply.body[:MOST_SEARCHED].decode(errors="replace").strip()
+    said = f"HTTP {status} {reply.reason}".strip()
     return Answer(
         error=f"{said}: {text}" if text and text.isprintable() else said,
         kind=f"HTTP {status}",
         permanent=status not in TRANSIENT_HTTP,
-        retry_after=asked_seconds(response.headers.get("Retry-After", "")),
+        retry_after=asked_seconds(reply.headers.get("retry-after", "")),
     )
 
 
-def _is_whole(response: requests.Response) -> bool:
-    """Tell whether the head of an answer came to its end: the client takes the end of the connection for it.
-
-    Only a server that says that it closes the connection, or speaks HTTP/1.0, may leave out how long its answer is.
-    """
-    headers = response.headers
-    if "Content-Length" in headers or "Transfer-Encoding" in headers or response.status_code == NO_CONTENT:
-        return True
-    return bool(headers) and (response.raw.version < HTTP_1_1 or headers.get("Connection", "").lower() == "close")
-
-
-def _taken(body: bytes) -> Answer:
-    """Return the answer that a 2xx body spells."""
+def taken(message: bytes) -> Answer:
+    """Return the answer of a receiver that took a push, perhaps without some of its points."""
     response = ExportMetricsServiceResponse()
     try:
-        response.ParseFromString(body)
+        response.ParseFromString(message[:MOST_PARSED])
+        partial = response.partial_success
+        return Answer(ok=True, rejected=max(partial.rejected_data_points, 0), warning=partial.error_message)
     except Exception:  # noqa: BLE001 - a proxy's page, say: the status counts
         return Answer(ok=True)
-    return partly(response)
-
-
-def partly(response: Any) -> Answer:
-    """Return the answer of a receiver that took a push, perhaps without some of its points."""
-    partial = response.partial_success
-    return Answer(ok=True, rejected=max(partial.rejected_data_points, 0), warning=partial.error_message)
 
 
 def asked_seconds(header: str) -> float:
     """Return the seconds of a Retry-After header, which may also be a date."""
+    header = header[:LONGEST_DATE]
     try:
         seconds = float(header)
         return 0.0 if math.isnan(seconds) else max(seconds, 0.0)
@@ -101,20 +91,25 @@ def asked_seconds(header: str) -> float:
         pass
     try:
         return max(parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - of what is no date the parser raises many things
         return 0.0
 
 
 def of_grpc(error: Any) -> Answer:
     """Return the answer that a gRPC error spells."""
     code = error.code().name
+    said = f"gRPC {code}: {(error.details() or '')[:MOST_SEARCHED]}"
     return Answer(
-        error=f"gRPC {code}: {error.details()}",
-        # Of one cause only numbers differ: ports, hashes.
-        kind=re.sub(r"\w*\d\w*", "", f"gRPC {code}: {error.details()}")[:200],
+        error=said,
+        kind=sort(said),
         permanent=code in PERMANENT_GRPC,
         retry_after=_retry_delay(error.trailing_metadata() or ()),
     )
+
+
+def sort(text: str) -> str:
+    """Return what a text has in common with others of one cause, which differ in numbers: ports, hashes."""
+    return WORD.sub(lambda found: "" if any(map(str.isdigit, found[0])) else found[0], text[:MOST_SHOWN])
 
 
 def _retry_delay(metadata: Any) -> float:
@@ -123,24 +118,18 @@ def _retry_delay(metadata: Any) -> float:
     for name, value in metadata:
         try:
             if name == "grpc-status-details-bin":
-                for detail in Status.FromString(value).details:
+                for detail in Status.FromString(value[:MOST_PARSED]).details:
                     detail.Unpack(retry)
             elif name == "google.rpc.retryinfo-bin":
-                retry.ParseFromString(value)
+                retry.ParseFromString(value[:MOST_PARSED])
         except Exception:  # noqa: BLE001, S112 - garbage must not hide the error itself
             continue
-    return float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9)
+    return max(float(retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9), 0.0)
 
 
-def redacted(answer: Answer, target: Target) -> Answer:
+def redacted(answer: Answer, redactor: Redactor) -> Answer:
     """Return an answer fit for a log: one line that ends, without any secret, which some receivers repeat."""
-    error, warning = answer.error, answer.warning
-    for secret in target.secrets():
-        if len(secret) >= LEAST_SECRET:
-            error, warning = error.replace(secret, "***"), warning.replace(secret, "***")
-    return replace(answer, error=_printable(error)[:MOST_SHOWN], warning=_printable(warning)[:MOST_SHOWN])
-
-
-def _printable(text: str) -> str:
-    """Return a peer's words with whatever is not printable escaped."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    error, warning, kind = (
+        clean(redactor.clean(text), MOST_SHOWN) for text in (answer.error, answer.warning, answer.kind)
+    )
+    return replace(answer, error=error, warning=warning, kind=kind)

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,14 +16,14 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 import vllm_vitals
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.otlp.answer import Answer, failed
+from vllm_vitals.exporters.otlp.answer import Answer, failed, redacted, sort
 from vllm_vitals.exporters.otlp.bridge import native_series
 from vllm_vitals.exporters.otlp.identity import Identity, resource
 from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
-from vllm_vitals.exporters.otlp.target import Target, resolve
+from vllm_vitals.exporters.otlp.target import EndpointError, Target, resolve
 from vllm_vitals.exporters.otlp.transport import Transport, connect
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.logs import LOGGER, log_once
+from vllm_vitals.logs import LOGGER, keep_out, log_once
 from vllm_vitals.native.apart import Apart, Outcome
 from vllm_vitals.settings import OtlpSettings, Settings
 
@@ -32,11 +31,10 @@ NAME = "otlp"
 LONGEST_PAUSE = 300.0
 """Seconds that a peer can make us wait at most."""
 GRACE = 2.0
-"""Seconds beyond its timeout after which a push that has not come back is given up."""
+"""Seconds beyond its timeout after which a push that has not come back is given up: a name server's answer has no
+deadline of ours."""
 PATIENCE = 2.0
 """Seconds that a push waits for vLLM's own metrics at most; those that come later are in the next."""
-MOST_STUCK = 3
-"""Pushes that may be stuck with a peer that answers byte by byte; then no more for a while."""
 MOST_KINDS = 5
 """Kinds of failure that are logged in one outage, and of remarks on pushes that were taken."""
 
@@ -76,10 +74,11 @@ class OtlpExporter:
             fresh=fresh,
             more=self._more if native else lambda _: (),
         )
+        keep_out(target.redactor)
         self._native = Apart(partial(_read, native), "vitals-bridge") if native else None
         self._transport: Transport | None = None
-        self._stuck: dict[threading.Thread, float] = {}
-        """Pushes that did not come back, and the monotonic seconds when they were given up."""
+        self._sender: threading.Thread | None = None
+        """What makes the latest push, or still waits for it to come back."""
         self._stopped = threading.Event()
         self._end = math.inf
         """Monotonic seconds by which the last push has to be done."""
@@ -134,8 +133,10 @@ class OtlpExporter:
         except Exception as error:  # noqa: BLE001 - the next interval tries again
             self._collector.error("export", "A push could not be built", key="otlp-build")
             answer, push = failed(error), None
+        answer = redacted(answer, self._target.redactor)
         if answer.ok and push is not None:
             self._points.acknowledge(push, whole=self._whole)
+            answer.rejected = min(answer.rejected, push.points)
         self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
         self._tell(answer)
         return answer
@@ -177,27 +178,30 @@ class OtlpExporter:
             self._native.end()
 
     def _send(self, push: Push, timeout: float) -> Answer:
-        """Send on a thread of its own: a peer that answers byte by byte outlasts every timeout."""
+        """Send on a thread of its own, of which there is never another: a name server outlasts every timeout."""
         data, answers = self._data(push), list[Answer]()
+        last = self._stopped.is_set()
+        if not last and self._sender is not None and self._sender.is_alive():
+            return Answer(error="an earlier push still waits, for the name of the receiver perhaps", kind="stuck")
         try:
             transport = self._transport = self._transport or self._connect(self._target, timeout)
-        except OSError as error:  # a file of a certificate that is gone
+        except (OSError, EndpointError) as error:  # a file of a certificate that is gone
             return failed(error)
-        if self._stopped.is_set():
-            _deliver(transport, data, answers)  # whoever stops us does not wait longer than the bound
+        if last:
+            _deliver(
+                transport, data, answers, threading.Event()
+            )  # whoever stops us does not wait longer than the bound
             return answers[0]
-        now = time.monotonic()
-        self._stuck = {thread: since for thread, since in self._stuck.items() if thread.is_alive()}
-        # After a while the next one is let go in any case: there may be a good receiver by now.
-        if sum(now - since < LONGEST_PAUSE for since in self._stuck.values()) >= MOST_STUCK:
-            return Answer(error=f"{MOST_STUCK} earlier pushes still wait for their answers to end", kind="stuck")
-        thread = threading.Thread(target=_deliver, args=(transport, data, answers), daemon=True, name="vitals-push")
-        thread.start()
-        self._await(partial(_ended, thread), timeout + GRACE)
+        begun, given_up = time.monotonic(), threading.Event()
+        given = (transport, data, answers, given_up)
+        sender = threading.Thread(target=_deliver, args=given, daemon=True, name="vitals-push")
+        self._sender = sender
+        sender.start()
+        self._await(partial(_ended, sender), timeout + GRACE)
         if not answers:
-            self._stuck[thread] = time.monotonic()
+            given_up.set()
             self._transport = None
-            return Answer(error=f"no answer within {time.monotonic() - now:.1f} s", kind="timeout")
+            return Answer(error=f"no answer within {time.monotonic() - begun:.1f} s", kind="timeout")
         if not answers[0].ok:
             self._close()  # and connect anew: the peer may have moved, or have a new certificate
         return answers[0]
@@ -249,7 +253,7 @@ class OtlpExporter:
 
         Of differences a point comes when it changed, so what a receiver always leaves out comes and goes.
         """
-        kind = re.sub(r"\w*\d\w*", "", answer.warning)
+        kind = sort(answer.warning)
         if kind in self._remarks or len(self._remarks) >= MOST_KINDS:
             return
         self._remarks.add(kind)
@@ -312,8 +316,10 @@ def _ended(thread: threading.Thread, seconds: float) -> bool:
     return not thread.is_alive()
 
 
-def _deliver(transport: Transport, data: MetricsData, answers: list[Answer]) -> None:
+def _deliver(transport: Transport, data: MetricsData, answers: list[Answer], given_up: threading.Event) -> None:
     try:
         answers.append(transport.send(data))
     except Exception as error:  # noqa: BLE001 - told as the push's failure
         answers.append(failed(error))
+    if given_up.is_set():
+        transport.close()

@@ -5,9 +5,13 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from vllm_vitals._util.redact import shown_url
+from vllm_vitals.exporters.otlp.line import Tls, dial
 from vllm_vitals.exporters.otlp.target import Target
+from vllm_vitals.native.wire import Deadline
 
 HTTPS, HTTP = 443, 80
 GRPC_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -17,7 +21,7 @@ HTTP_ROOTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a target is, as the exporters' libraries see it."""
+    """Where a target is, as the exporter sees it."""
 
     host: str
     port: int
@@ -39,7 +43,8 @@ def locate(target: Target) -> Peer | None:
         raise ValueError("it names no host")
     # gRPC takes the port of https for any address without one.
     port = parts.port or (HTTP if target.protocol != "grpc" and not target.tls else HTTPS)
-    return Peer(parts.hostname, port, _proxy(target, parts.hostname))
+    shown = shown_url(proxy_url(target, parts.hostname))
+    return Peer(parts.hostname, port, shown.partition("://")[2] or shown)
 
 
 def addresses(found: Peer) -> list[str]:
@@ -72,19 +77,35 @@ def shake_hands(target: Target, found: Peer, address: str, timeout: float) -> st
     """Return the TLS version that a peer agrees on, its certificate checked as the exporter will.
 
     Raises:
-        OSError: when it does not come to that.
+        OSError: when it does not come to that in time.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(target.ca or roots(target))
-    if target.cert:
-        context.load_cert_chain(target.cert, target.key)
+    made = context(target)
     if target.protocol == "grpc":
-        context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((address, found.port), timeout) as plain,
-        context.wrap_socket(plain, server_hostname=found.host) as secure,
-    ):
-        return secure.version() or "TLS"
+        made.set_alpn_protocols(["h2"])
+    line = dial(address, found.port, Deadline(timeout))
+    try:
+        return Tls(line, made, found.host).version
+    finally:
+        line.close()
+
+
+def context(target: Target, *, proxy: bool = False) -> ssl.SSLContext:
+    """Return what a peer's certificate is checked with, and, for no proxy, shown ours.
+
+    Raises:
+        OSError: when a file cannot be used.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted = Path(target.ca or roots(target))
+    if trusted.is_dir():
+        made.load_verify_locations(capath=trusted)
+    else:
+        trusted.open().close()  # whose error names the file
+        made.load_verify_locations(trusted)
+    if target.cert and not proxy:
+        Path(target.cert).open().close()
+        made.load_cert_chain(target.cert, target.key, password="")  # there is no one to type one
+    return made
 
 
 def speaks_tls(found: Peer, address: str, timeout: float) -> bool:
@@ -105,10 +126,11 @@ def roots(target: Target) -> str:
     return next(filter(None, given), str(DEFAULT_CA_BUNDLE_PATH))
 
 
-def _proxy(target: Target, host: str) -> str:
-    """Return the proxy that `requests` or gRPC will go through, `""` for none."""
+def proxy_url(target: Target, host: str) -> str:
+    """Return the proxy that a push will go through, with what is needed to use it, `""` for none."""
     from requests import utils  # noqa: PLC0415 - only when there is a push
 
+    proxy: str | None
     if target.protocol != "grpc":
         proxy = utils.select_proxy(target.endpoint, utils.get_environ_proxies(target.endpoint))
     elif utils.should_bypass_proxies(
@@ -118,4 +140,4 @@ def _proxy(target: Target, host: str) -> str:
         proxy = None
     else:
         proxy = next(filter(None, map(os.environ.get, GRPC_PROXIES)), None)
-    return (proxy or "").rpartition("@")[2]
+    return proxy or ""

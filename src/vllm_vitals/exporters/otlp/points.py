@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from opentelemetry.sdk.metrics._internal.exemplar import Exemplar as OtelExemplar
-from opentelemetry.sdk.metrics._internal.point import Buckets
+from opentelemetry.sdk.metrics import Exemplar as OtelExemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    Buckets,
     ExponentialHistogram,
     ExponentialHistogramDataPoint,
     HistogramDataPoint,
@@ -24,6 +24,7 @@ from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell
 from vllm_vitals.collector.exponential import Exponential
+from vllm_vitals.collector.snapshot import snapshot
 from vllm_vitals.collector.store import Store
 
 NANO = 1_000_000_000
@@ -94,6 +95,7 @@ class Push:
 
     metrics: list[OtelMetric]
     time: int
+    monotonic: int = 0
     series: dict[Place, Series] = field(default_factory=dict)
     points: int = 0
 
@@ -122,13 +124,20 @@ class PointBuilder:
         self._delta = temporality != "cumulative"
         self._exponential = exponential
         self._started = int(started * NANO)
+        self._born = time.monotonic_ns() - max(time.time_ns() - self._started, 0)
+        """Monotonic nanoseconds of the same moment."""
         self._fresh = fresh
         self._more = more
         self._acknowledged: dict[Place, Window] = {}
+        self._latest = self._born
+        """Monotonic nanoseconds of the latest push that was acknowledged."""
+        self._floor = 0
+        """Where a difference begins whose beginning by the system's clock is yet to come."""
 
     def build(self, pause: Pause) -> Push:
         """Return what is to be sent now."""
-        push = Push([], time.time_ns())
+        push = Push([], time.time_ns(), time.monotonic_ns())
+        self._set_back(push)
         points: dict[Described, list[Any]] = {}
         for series in chain(self._own(push.time, pause), self._more(pause)):
             push.series[series.metric.name, series.labels] = series
@@ -151,21 +160,27 @@ class PointBuilder:
             before = {} if whole else self._acknowledged
             now = {place: Window(series, push.time) for place, series in push.series.items()}
             self._acknowledged = {**before, **now}
+            self._latest = push.monotonic
+
+    def _set_back(self, push: Push) -> None:
+        """Lower the starts that a clock which was set back has left in the future, by how long ago they really were."""
+        if push.time <= self._started:
+            self._started = push.time - max(push.monotonic - self._born, 1)
+        self._floor = push.time - max(push.monotonic - self._latest, 1)
 
     def _own(self, now: int, pause: Pause) -> Iterator[Series]:
         """Yield the store's series as they are at this moment."""
-        for family in self._store:
-            metric = family.metric
+        for metric, shown in snapshot(self._store, pause):
             described = Described(metric.name, metric.help, metric.unit, metric.kind)
-            with self._store.lock:
-                cells = list(family.cells.items())
-            for key, cell in cells:
-                with self._store.lock:
-                    state = _read(cell)
-                    exemplars = tuple(cell.exemplars.values()) if isinstance(cell, HistogramCell) else ()
+            for key, cell, read in shown:
+                reading: Any = read  # with nothing known before, all are read
                 pairs = zip(metric.labelnames, key, strict=True)
                 labels = tuple((name, _unicode(value)) for name, value in pairs if value)
                 bounds = cell.bounds if isinstance(cell, HistogramCell) else ()
+                state = State(
+                    reading.value, tuple(reading.counts), reading.exponential, reading.least, reading.greatest
+                )
+                exemplars = tuple(reading.exemplars.values())
                 yield Series(described, labels, state, bounds, cell, self._seen(metric, cell, now), exemplars)
             pause()
 
@@ -196,7 +211,8 @@ class PointBuilder:
                 state = _difference(state, window.series.state)
                 if not (any(state.counts) if series.metric.kind == "histogram" else state.value):
                     return None
-        start = min(start, now)  # the system's clock may have been set back
+        if start >= now:
+            start = self._floor
         if series.metric.kind == "counter":
             return NumberDataPoint(attributes, start, now, state.value)
         return self._histogram(series, attributes, start, now, state)
@@ -218,15 +234,6 @@ class PointBuilder:
         return HistogramDataPoint(
             attributes, start, now, count, state.value, list(state.counts), series.bounds, least, greatest, shown
         )
-
-
-def _read(cell: Cell) -> State:
-    """Return what a cell holds; with the store's lock."""
-    if not isinstance(cell, HistogramCell):
-        return State(cell.value)
-    cell.settle()
-    exponential = cell.exponential.copy() if cell.exponential is not None else None
-    return State(cell.total, tuple(cell.counts), exponential, cell.least, cell.greatest)
 
 
 def _follows(state: State, before: State) -> bool:

@@ -1,26 +1,18 @@
-"""The official exporters kept from telling what we tell ourselves, or must not be told."""
+"""OpenTelemetry's libraries kept from telling what we tell ourselves, or must not be told."""
 
 import logging
 import threading
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, detach, set_value
 
-LOGGERS = (
-    "opentelemetry.exporter.otlp.common._aggregation",
-    "opentelemetry.exporter.otlp.common.http",
-    "opentelemetry.exporter.otlp.proto.common._internal.metrics_encoder",
-    "opentelemetry.exporter.otlp.proto.grpc.exporter",
-    "opentelemetry.exporter.otlp.proto.http._common",
-    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
-    "opentelemetry.util.re",
-)
-"""Those that the exporters of any release write to. The last one shows headers that it cannot read, values and all."""
+LOGGERS = ("opentelemetry.exporter.otlp.proto.common._internal.metrics_encoder",)
+"""Those that the encoder of any release writes to."""
 
 
 class quiet:  # noqa: N801 - reads as a statement
-    """Keeps the exporters' own log lines of this thread out: we say the same once, not at every interval.
+    """Keeps the encoder's own log lines of this thread out: we say the same once, not at every interval.
 
-    Nor do their clients tell of themselves where somebody has instrumented them: a push is no work of vLLM's.
+    Nor does gRPC's client tell of itself where somebody has instrumented it: a push is no work of vLLM's.
     """
 
     def __enter__(self) -> None:

@@ -1,13 +1,23 @@
 """Where OTLP is pushed to, resolved from our settings and the standard variables."""
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from urllib.parse import unquote
+from urllib.request import getproxies
 
-from vllm_vitals.settings import OtlpSettings, split, without_password
+from vllm_vitals._util.headers import BINARY, binary
+from vllm_vitals._util.redact import Redactor, of_header, of_url, shown_url
+from vllm_vitals.settings import OtlpSettings, split
 
 SIGNAL_PATH = "/v1/metrics"
+QUERY = re.compile(r"[?#].*\Z", re.DOTALL)
+
+
+class EndpointError(ValueError):
+    """An endpoint, a header or a proxy that nobody could use."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +45,29 @@ class Target:
     @property
     def shown(self) -> str:
         """Return the endpoint as it may be logged: without a password that it may hold."""
-        return without_password(self.endpoint)
+        return shown_url(self.endpoint)
 
-    def secrets(self) -> list[str]:
-        """Return what may not be logged, the longest first: values of headers, and what proves who asks in a URL.
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Return what hides the values of headers, and what proves who asks in the URLs of receiver and proxies."""
+        headers = [part for value in self.headers.values() for part in of_header(value)]
+        proxies = [part for url in getproxies().values() for part in of_url(url) if "@" in url]
+        return Redactor([*headers, *of_url(self.endpoint), *proxies])
 
-        Of `Bearer TOKEN` and `user:password` the last part too: that is what a receiver may repeat.
+    @property
+    def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Return the headers as gRPC sends them; those whose name ends with `-bin` are bytes there.
+
+        Raises:
+            EndpointError: when such a one is not written in base64.
         """
-        proof = split(self.endpoint).netloc.rpartition("@")[0]
-        parts = {*self.headers.values(), *(value.rpartition(" ")[2] for value in self.headers.values())}
-        return sorted(filter(None, {*parts, proof, proof.rpartition(":")[2]}), key=len, reverse=True)
+        try:
+            return tuple(
+                (name.lower(), binary(name, value) if name.lower().endswith(BINARY) else value)
+                for name, value in self.headers.items()
+            )
+        except ValueError as error:
+            raise EndpointError(str(error)) from error
 
 
 def resolve(settings: OtlpSettings) -> Target | None:
@@ -67,7 +90,10 @@ def resolve(settings: OtlpSettings) -> Target | None:
 
 def _url(endpoint: str, signal_path: bool | None) -> str:  # noqa: FBT001
     append = signal_path if signal_path is not None else split(endpoint).path in ("", "/")
-    return f"{endpoint.rstrip('/')}{SIGNAL_PATH}" if append else endpoint
+    if not append:
+        return endpoint
+    bare = QUERY.sub("", endpoint)
+    return f"{bare.rstrip('/')}{SIGNAL_PATH}{endpoint[len(bare) :]}"
 
 
 def _headers(settings: OtlpSettings) -> dict[str, str]:

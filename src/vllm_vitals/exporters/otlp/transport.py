@@ -1,42 +1,37 @@
-"""The official OTLP exporters, with their answers kept: they themselves tell success from failure only.
+"""One push, and what came of it: the official encoding, sent on connections of which all steps share one deadline.
 
-Retrying is left to us, who wait for the next interval: so a status that an exporter would retry by itself, for up to
-a minute, is shown to it as final.
+Retrying is left to the exporter, who waits for the next interval.
 """
 
 import gzip
 import ssl
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
-from types import FunctionType
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
 
 import grpc
-import requests
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
-from opentelemetry.exporter.otlp.proto.http import Compression
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import DESCRIPTOR
 from opentelemetry.sdk.metrics.export import MetricsData
 
-from vllm_vitals.exporters.otlp.answer import Answer, failed, of_grpc, of_http, partly, redacted
-from vllm_vitals.exporters.otlp.peer import addresses, locate, shake_hands
+from vllm_vitals.exporters.otlp.answer import Answer, failed, of_grpc, of_http, redacted, taken
+from vllm_vitals.exporters.otlp.line import Line, Tls, dial
+from vllm_vitals.exporters.otlp.peer import addresses, context, locate, shake_hands
 from vllm_vitals.exporters.otlp.quiet import quiet
+from vllm_vitals.exporters.otlp.reply import read_reply
+from vllm_vitals.exporters.otlp.request import USER_AGENT, request
 from vllm_vitals.exporters.otlp.target import Target
+from vllm_vitals.native.wire import Deadline
 
 LEVEL = 5
 """Of gzip."""
-FINAL = 400
-"""The status that an exporter is shown for a failure."""
-OWN_HEADERS = (
-    "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type",
-    "host", "user-agent",
-)  # fmt: skip
-"""Headers that a request has without being told to."""
-MOST_ANSWER = 65536
-"""Bytes of an answer that are read."""
+METHOD = f"/{DESCRIPTOR.services_by_name['MetricsService'].full_name}/Export"
+MOST_MESSAGE = 16 * 2**20
+"""Bytes of the message with which a gRPC receiver says that it took a push; of a longer one that cannot be known."""
+OPTIONS = (("grpc.primary_user_agent", USER_AGENT), ("grpc.max_receive_message_length", MOST_MESSAGE))
 
 Send = TypeVar("Send", bound=Callable[..., Answer])
 
@@ -52,7 +47,12 @@ class Transport(Protocol):
 
 
 def connect(target: Target, timeout: float) -> Transport:
-    """Return a transport to a target that gives up after `timeout` seconds."""
+    """Return a transport to a target that gives up after `timeout` seconds.
+
+    Raises:
+        OSError: when a file of a certificate cannot be used.
+        EndpointError: when nobody could send anything there.
+    """
     return GrpcTransport(target, timeout) if target.protocol == "grpc" else HttpTransport(target, timeout)
 
 
@@ -62,78 +62,15 @@ def _told(send: Send) -> Send:
     @wraps(send)
     def call(self: Any, data: MetricsData) -> Answer:
         try:
-            answer = send(self, data)
+            with quiet():
+                answer = send(self, data)
+        except TimeoutError:
+            answer = Answer(error=f"no answer within {self._timeout:g} s", kind="timeout")
         except Exception as error:  # noqa: BLE001 - told as the push's failure
             answer = failed(error)
-        return redacted(answer, self._target)
+        return redacted(answer, self._target.redactor)
 
     return cast("Send", call)
-
-
-class _Session(requests.Session):
-    """Sends what the target says and nothing else, and keeps what came of the latest request."""
-
-    def __init__(self, target: Target, timeout: float) -> None:
-        super().__init__()
-        self.answer = Answer()
-        self.auth = lambda request: request  # else a .netrc would replace our Authorization
-        self._ca = target.ca
-        self._gzip = target.compression == "gzip"
-        self._timeout = timeout
-        self._allowed = {*map(str.lower, target.headers), *OWN_HEADERS}
-
-    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        try:
-            return super().request(*args, **kwargs)
-        except (requests.RequestException, OSError, ValueError) as error:
-            # Of these the library's own ValueErrors are about an address or a header that nobody could use.
-            self.answer = replace(failed(_innermost(error)), permanent=isinstance(error, ValueError))
-            return _final()
-
-    def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        deadline = time.monotonic() + self._timeout
-        kwargs |= {"stream": True, "timeout": self._timeout, "allow_redirects": False}
-        if self._ca:
-            kwargs["verify"] = self._ca  # else REQUESTS_CA_BUNDLE would win
-        for name in [name for name in request.headers if name.lower() not in self._allowed]:
-            del request.headers[name]  # the exporter adds what the variables say even where ours replace them
-        if self._gzip and isinstance(request.body, bytes):
-            request.body = gzip.compress(request.body, LEVEL)
-            request.headers["Content-Encoding"] = "gzip"
-            request.headers["Content-Length"] = str(len(request.body))
-        response = super().send(request, **kwargs)
-        self.answer = of_http(response, _bounded(response, deadline))
-        return response if self.answer.ok else _final()
-
-
-def _bounded(response: requests.Response, deadline: float) -> bytes:
-    """Return the body of a response, read in bounded time and size."""
-    body = b""
-    try:
-        for chunk in response.iter_content(4096):
-            body += chunk
-            if len(body) > MOST_ANSWER or time.monotonic() > deadline:
-                raise requests.Timeout("the answer does not end")
-    finally:
-        response.close()
-    return body
-
-
-def _final() -> requests.Response:
-    response = requests.Response()
-    response.status_code = FINAL
-    response._content = b""  # noqa: SLF001 - there is no public way to make a response
-    return response
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the innermost reason of a failed request."""
-    while True:
-        inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
-        if not isinstance(inner, BaseException) or inner is error:
-            break
-        error = inner
-    return error
 
 
 class HttpTransport:
@@ -141,76 +78,68 @@ class HttpTransport:
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
-        self._session = _Session(target, timeout)
-        with quiet():
-            self._exporter = HttpExporter(
-                endpoint=target.endpoint,
-                certificate_file=target.ca,
-                client_certificate_file=target.cert,
-                client_key_file=target.key,
-                headers=dict(target.headers),
-                timeout=timeout,  # older exporters say int and take either
-                compression=Compression.NoCompression,  # its level takes twice the time of ours, for a few per cent
-                session=self._session,
-            )
+        self._timeout = timeout
+        self._request = request(target)
+        self._context = context(target) if target.tls else None
+        if self._context is not None:
+            self._context.set_alpn_protocols(["http/1.1"])
+        self._line: Line | None = None
+        """The connection, while it can be used again."""
 
     @_told
     def send(self, data: MetricsData) -> Answer:  # noqa: D102
-        self._session.answer = Answer(error="the push could not be encoded")
-        with quiet():
-            self._exporter.export(data)
-        return self._session.answer
+        body = encode_metrics(data).SerializeToString()
+        packed = self._target.compression == "gzip"
+        if packed:
+            body = gzip.compress(body, LEVEL)
+        deadline = Deadline(self._timeout)
+        line = self._usual(deadline) or self._new(deadline)
+        try:
+            line.send(self._request.push(body, packed=packed))
+            reply = read_reply(line.receive)
+        except BaseException:
+            line.close()
+            raise
+        if reply.lasting:
+            self._line = line
+        else:
+            line.close()
+        return of_http(reply)
 
     def close(self) -> None:  # noqa: D102
-        self._session.close()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
+    def _usual(self, deadline: Deadline) -> Line | None:
+        """Return the connection of before, unless its peer has said something since, if only that it ends."""
+        line, self._line = self._line, None
+        if line is None:
+            return None
+        if not line.idle():
+            line.close()
+            return None
+        line.begin(deadline)
+        return line
 
-class _Failed(grpc.RpcError):
-    """A failure that an exporter does not try again."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.INVALID_ARGUMENT
-
-    def details(self) -> str:
-        return ""
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-
-class _Stub:
-    """The metrics service's client: sends the target's headers alone, and keeps what came of the latest call."""
-
-    def __init__(self, channel: grpc.Channel, headers: Mapping[str, str]) -> None:
-        self._export = MetricsServiceStub(channel).Export  # type: ignore[no-untyped-call]
-        self._headers = tuple((name.lower(), value) for name, value in headers.items())
-        self.answer = Answer()
-
-    def Export(self, request: Any, **kwargs: Any) -> Any:  # noqa: N802 - the service's name for it
-        # The exporter takes those of the variables where it is given none, also when ours, or a mistake, replace them.
-        kwargs["metadata"] = self._headers
+    def _new(self, deadline: Deadline) -> Line:
+        receiver, proxy = self._request.receiver, self._request.proxy
+        first = proxy or receiver
+        line: Line = dial(first.host, first.port, deadline)
         try:
-            response = self._export(request, **kwargs)
-        except grpc.RpcError as error:
-            self.answer = of_grpc(error)
-            raise _Failed from error
-        self.answer = partly(response)
-        return response
-
-
-def _apart(init: Any) -> Any:
-    """Return a constructor that finds the environment empty.
-
-    The exporter's fails on a timeout there that is blank or no number, even when it is given another.
-    """
-    made = FunctionType(
-        init.__code__, {**init.__globals__, "environ": {}}, init.__name__, init.__defaults__, init.__closure__
-    )
-    made.__kwdefaults__ = init.__kwdefaults__
-    return made
-
-
-INIT = _apart(GrpcExporter.__init__)
+            if proxy is not None and proxy.tls:
+                line = Tls(line, context(self._target, proxy=True), proxy.host.rstrip("."))
+            if proxy is not None and receiver.tls:
+                line.send(self._request.tunnel)
+                reply = read_reply(line.receive, tunnel=True)
+                if not 200 <= reply.status < 300:  # noqa: PLR2004
+                    raise ConnectionError(f"the proxy {proxy.shown} answered HTTP {reply.status} {reply.reason}")  # noqa: TRY301
+            if self._context is not None:
+                line = Tls(line, self._context, receiver.host.rstrip("."))
+        except BaseException:
+            line.close()
+            raise
+        return line
 
 
 class GrpcTransport:
@@ -220,39 +149,49 @@ class GrpcTransport:
         self._target = target
         self._timeout = timeout
         self._greeted = False
-        exporter: Any = GrpcExporter.__new__(GrpcExporter)
+        self._metadata = target.metadata
+        compression = grpc.Compression.Gzip if target.compression == "gzip" else grpc.Compression.NoCompression
+        address = _address(target.endpoint)
         with quiet():
-            INIT(
-                exporter,
-                endpoint=target.endpoint,
-                insecure=target.insecure,
-                credentials=None if target.insecure else _credentials(target),
-                timeout=timeout,
-                compression={"gzip": grpc.Compression.Gzip, "none": grpc.Compression.NoCompression}[target.compression],
-            )
-        self._exporter = exporter
-        # The exporter keeps no answers.
-        self._stub = exporter._client = _Stub(exporter._channel, target.headers)  # noqa: SLF001
+            if target.insecure:
+                self._channel = grpc.insecure_channel(address, options=OPTIONS, compression=compression)
+            else:
+                self._channel = grpc.secure_channel(
+                    address, _credentials(target), options=OPTIONS, compression=compression
+                )
+            # Bytes in both directions: what a receiver says beside OK must not turn it into a failure.
+            self._export: Callable[..., bytes] = self._channel.unary_unary(METHOD)
 
     @_told
     def send(self, data: MetricsData) -> Answer:  # noqa: D102
-        if not self._greeted and (refusal := _greet(self._target, self._timeout)):
+        message = encode_metrics(data).SerializeToString()
+        deadline = Deadline(self._timeout)
+        if not self._greeted and (refusal := _greet(self._target, deadline)):
             return refusal
         self._greeted = True
-        self._stub.answer = Answer(error="the push could not be encoded")
-        with quiet():
-            self._exporter.export(data)
-        answer = self._stub.answer
+        try:
+            return taken(self._export(message, timeout=deadline.left(), metadata=self._metadata))
+        except grpc.RpcError as error:
+            answer = of_grpc(error)
         if "handshake" in answer.error.lower():  # it had lost its connection, and met another certificate
-            return _greet(self._target, self._timeout) or answer
+            with suppress(TimeoutError):
+                return _greet(self._target, deadline) or answer
         return answer
 
     def close(self) -> None:  # noqa: D102
         with quiet():
-            self._exporter.shutdown()
+            self._channel.close()
 
 
-def _greet(target: Target, timeout: float) -> Answer | None:
+def _address(endpoint: str) -> str:
+    """Return what gRPC takes for an address; a user and a password are nothing to it."""
+    if endpoint.startswith("unix"):
+        return endpoint
+    address = urlsplit(endpoint).netloc if "://" in endpoint else endpoint
+    return address.rpartition("@")[2] or endpoint
+
+
+def _greet(target: Target, deadline: Deadline) -> Answer | None:
     """Return why a peer cannot be spoken to with TLS, `None` when it can or gRPC has to find out by itself.
 
     Its own handshake tells little of what is wrong, and its core writes a line to stderr each time that it fails.
@@ -261,7 +200,7 @@ def _greet(target: Target, timeout: float) -> Answer | None:
         found = locate(target) if target.tls else None
         if found is None or found.proxy:
             return None
-        shake_hands(target, found, addresses(found)[0], timeout)
+        shake_hands(target, found, addresses(found)[0], deadline.left())
     except ssl.SSLError as error:
         return Answer(error=f"TLS: {error}", kind=f"TLS {getattr(error, 'reason', '')}")
     except (OSError, ValueError):
@@ -270,10 +209,5 @@ def _greet(target: Target, timeout: float) -> Answer | None:
 
 
 def _credentials(target: Target) -> grpc.ChannelCredentials:
-    def content(path: str | None) -> bytes | None:
-        if path is None:
-            return None
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read()
-
-    return grpc.ssl_channel_credentials(content(target.ca), content(target.key), content(target.cert))
+    ca, key, cert = (path and Path(path).read_bytes() for path in (target.ca, target.key, target.cert))
+    return grpc.ssl_channel_credentials(ca or None, key or None, cert or None)

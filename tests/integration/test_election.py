@@ -16,6 +16,7 @@ import pytest
 from tests.unit.otlp import wait_until
 from vllm_vitals import election
 from vllm_vitals.election import Election, meeting_point, sweep
+from vllm_vitals.wire.directory import Directory
 
 HOLD = """
 import sys, time
@@ -214,8 +215,9 @@ def test_a_lock_whose_file_was_taken_away_counts_for_nothing(tmp_path: Path) -> 
     with path.open("r+") as before:
         sweep(tmp_path)
         assert not path.exists()
-        assert not election._holds(before.fileno(), path)
-        path.touch()
-        assert not election._holds(before.fileno(), path)
-        with path.open("r+") as now:
-            assert election._holds(now.fileno(), path)
+        with Directory(tmp_path) as directory:
+            assert not directory.holds(before.fileno(), path.name)
+            path.touch()
+            assert not directory.holds(before.fileno(), path.name)
+            with path.open("r+") as now:
+                assert directory.holds(now.fileno(), path.name)

@@ -73,16 +73,17 @@ def place() -> Iterator[Place]:
         place.end()
 
 
-def test_each_step_is_taken_although_collectors_are_killed(place: Place) -> None:
+def test_each_step_is_taken_although_collectors_are_killed(place: Place, seed: int) -> None:
+    chance = random.Random(seed)
     senders = [place.sender(str(number)) for number in range(SENDERS)]
     receiver = place.receiver()
     wait_until(lambda: place.taken()[0][0])  # or the last one might get all of it
     for _ in range(4):
-        time.sleep(random.uniform(0.1, 0.5))
+        time.sleep(chance.uniform(0.1, 0.5))
         receiver.kill()
         receiver.wait()
         receiver = place.receiver()
-    dropped = [int(each.communicate(timeout=90)[0]) for each in senders]
+    dropped = [int(each.communicate(timeout=250)[0]) for each in senders]
     assert dropped == [0] * SENDERS
     taken = [steps for steps, _ in place.taken()]
     assert sum(map(bool, taken)) > 1
@@ -99,7 +100,7 @@ def test_each_step_is_taken_once_although_the_socket_is_deleted(place: Place) ->
         place.path.unlink(missing_ok=True)
     wait_until(place.path.exists)
     senders.append(place.sender("late"))
-    assert [int(each.communicate(timeout=90)[0]) for each in senders] == [0] * (SENDERS + 1)
+    assert [int(each.communicate(timeout=250)[0]) for each in senders] == [0] * (SENDERS + 1)
     ((steps, _),) = place.taken()
     assert len(steps) == (SENDERS + 1) * STEPS
     assert max(steps.values()) == 1

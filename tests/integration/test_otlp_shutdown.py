@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -41,6 +40,10 @@ BOUND = 0.6
 """Seconds at the end that somebody who is no good receiver may take."""
 AMPLE = 20.0
 """Seconds that a good one has, of which it takes few."""
+PATIENCE = 300.0
+"""Seconds that a push may take while nothing ends."""
+LONGEST = 60.0
+"""Seconds in which an end is over on any machine, unless somebody is waited for longer than the bound."""
 
 kinds = pytest.mark.parametrize("kind", RECEIVERS)
 protocols = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -56,7 +59,7 @@ def serve(make_runtime: Callable[..., Runtime]) -> Callable[..., tuple[Runtime, 
     """Start a runtime that pushes to an endpoint."""
 
     def start(endpoint: str, **otlp: Any) -> tuple[Runtime, Any]:
-        values = {"endpoint": endpoint, "interval": 3600.0, "shutdown_timeout": AMPLE, "timeout": 5.0, **otlp}
+        values = {"endpoint": endpoint, "interval": 3600.0, "shutdown_timeout": AMPLE, "timeout": PATIENCE, **otlp}
         host = make_runtime(otlp=values)
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name=MODEL))
         tap = host.attach(config, [0], OtlpExporter, VERSION)
@@ -91,7 +94,7 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
         host.feed.drain()
         host.exporters["vitals_otlp"].push(1.0)
         step(tap, 4)
-        assert seconds(host.stop) < AMPLE
+        host.stop()
         close(host)
     assert [points(push.message)[STEPS].as_double for push in receiver.received] == [3, 4]
 
@@ -100,7 +103,7 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
 def test_nobody_there_does_not_hold_the_end_up(protocol: str, serve: Any) -> None:
     host, tap = serve(refusing(), protocol=protocol, shutdown_timeout=BOUND)
     step(tap)
-    assert seconds(host.stop) < BOUND + 3.0
+    assert seconds(host.stop) < LONGEST
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,16 @@ def test_a_peer_that_hangs_does_not_hold_the_end_up(protocol: str, talk: Any, se
         step(tap)
         if under_way:
             wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
-        assert seconds(host.stop) < BOUND + 3.0
+        assert seconds(host.stop) < LONGEST
+
+
+@pytest.mark.parametrize("bound", [2.0, 0.5, 0.0])
+def test_the_end_waits_as_long_as_it_may_and_no_longer(bound: float) -> None:
+    waited: list[float | None] = []
+    pusher = Pusher(refusing(), shutdown_timeout=bound)
+    pusher.exporter._thread = SimpleNamespace(join=waited.append)  # type: ignore[assignment]
+    pusher.exporter.stop()
+    assert waited == [bound]
 
 
 def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any) -> None:
@@ -141,7 +153,7 @@ def test_a_bound_of_zero_sends_nothing_and_takes_no_time(serve: Any) -> None:
     with HttpReceiver().serve() as receiver:
         host, tap = serve(receiver.endpoint, shutdown_timeout=0.0)
         step(tap)
-        assert seconds(host.stop) < 3.0
+        assert seconds(host.stop) < LONGEST
     assert receiver.received == []
 
 
@@ -177,7 +189,7 @@ def test_the_last_push_closes_its_connection(caplog: pytest.LogCaptureFixture) -
         caplog.clear()
         pusher.exporter.stop()
         assert pusher.exporter._transport is None
-        assert not first._session.adapters["http://"].poolmanager.pools
+        assert first._line is None
     assert said(caplog.records) == []
 
 
@@ -259,7 +271,7 @@ def run(body: str, endpoint: str, **settings: str) -> tuple[float, str]:
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", f"{PRELUDE}{body}\nprint(time.time(), flush=True)"],
-        env={**variables, **settings}, capture_output=True, text=True, timeout=60, check=False,
+        env={**variables, **settings}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     ended = time.time()
     assert done.returncode == 0, done.stderr
@@ -323,11 +335,6 @@ print(json.dumps(kinds), file=sys.stderr)
 
 # --- From SIGTERM to the end
 
-SLACK = 1.0
-"""Seconds that a busy machine may add to the end of a process by itself."""
-TRIES = 5
-"""Ends of which the quickest counts."""
-
 SERVING = """
 import signal, sys, threading, time
 from types import SimpleNamespace
@@ -357,9 +364,10 @@ while True:
 """
 
 
-def seconds_to_end(**settings: str) -> float:
-    """Return the seconds from SIGTERM to the end of a process that serves, and pushes if settings say so."""
+def end(endpoint: str, **settings: str) -> None:
+    """Let a process serve and push, end it, and see that it ends although a push may take much longer."""
     environment = {**QUIET, "VITALS_OTLP__INTERVAL": "0.1", "NO_PROXY": "*", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"VITALS_OTLP__ENDPOINT": endpoint, "VITALS_OTLP__TIMEOUT": str(PATIENCE)}
     with subprocess.Popen(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SERVING],
         env={**environment, **settings}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -368,35 +376,12 @@ def seconds_to_end(**settings: str) -> float:
             assert process.stdout is not None
             if process.stdout.readline() != "serving\n":
                 pytest.fail(process.communicate()[1])
-            begun = time.monotonic()
             process.terminate()
-            _, errors = process.communicate(timeout=60)
-            ended = time.monotonic()
+            _, errors = process.communicate(timeout=LONGEST)
         finally:
             process.kill()
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
-    return ended - begun
-
-
-@pytest.fixture(scope="module")
-def plain_end() -> float:
-    """Return the seconds that a process takes to end which pushes nothing."""
-    return min(seconds_to_end() for _ in range(TRIES))
-
-
-def added(
-    plain: float, bound: float, endpoint: str, arrived: Callable[[], bool] = lambda: True, **settings: str
-) -> list[float]:
-    """Return the seconds that pushing adds to the end of a process, of as many as it takes to see the bound held.
-
-    And to see that the last push has arrived, where one can.
-    """
-    settings |= {"VITALS_OTLP__ENDPOINT": endpoint, "VITALS_OTLP__SHUTDOWN_TIMEOUT": str(bound)}
-    found = [math.inf]
-    while (min(found) > bound + SLACK or not arrived()) and len(found) <= TRIES:
-        found.append(seconds_to_end(**settings) - plain)
-    return found
 
 
 @contextlib.contextmanager
@@ -404,31 +389,21 @@ def absent() -> Iterator[str]:
     yield refusing()
 
 
-@pytest.mark.parametrize("bound", [2.0, 0.5, 0.0])
 @pytest.mark.parametrize(
-    ("protocol", "serve"),
+    ("protocol", "serve", "bound"),
     [
-        ("http/protobuf", absent), ("http/protobuf", peer), ("http/protobuf", partial(peer, trickle)),
-        ("grpc", absent), ("grpc", peer),
+        ("http/protobuf", absent, 0.5), ("http/protobuf", peer, 0.5), ("http/protobuf", peer, 0.0),
+        ("http/protobuf", partial(peer, trickle), 0.5), ("grpc", absent, 0.5), ("grpc", peer, 0.5),
     ],
-    ids=["http-refuses", "http-hangs", "http-trickles", "grpc-refuses", "grpc-hangs"],
+    ids=["http-refuses", "http-hangs", "http-hangs-without-bound", "http-trickles", "grpc-refuses", "grpc-hangs"],
 )  # fmt: skip
-def test_a_dead_receiver_adds_no_more_than_the_bound(protocol: str, serve: Any, bound: float, plain_end: float) -> None:
+def test_a_process_ends_whatever_its_receiver_does(protocol: str, serve: Any, bound: float) -> None:
     with serve() as endpoint:
-        found = added(plain_end, bound, endpoint, VITALS_OTLP__PROTOCOL=protocol)
-    assert min(found) <= bound + SLACK, found
+        end(endpoint, VITALS_OTLP__PROTOCOL=protocol, VITALS_OTLP__SHUTDOWN_TIMEOUT=str(bound))
 
 
-@pytest.mark.parametrize("bound", [2.0, 0.5])
-def test_a_registry_that_hangs_adds_no_more_than_the_bound_and_the_last_push_arrives(
-    bound: float, plain_end: float
-) -> None:
+def test_a_process_whose_registry_hangs_ends_and_the_last_push_arrives() -> None:
     with HttpReceiver().serve() as receiver:
-
-        def arrived() -> bool:
-            last = points(receiver.received[-1].message).get(STEPS) if receiver.received else None
-            return last is not None and last.as_double == 1
-
-        found = added(plain_end, bound, receiver.endpoint, arrived, VITALS_OTLP__INCLUDE_NATIVE="true")
-    assert min(found) <= bound + SLACK, found
-    assert arrived()
+        end(receiver.endpoint, VITALS_OTLP__INCLUDE_NATIVE="true", VITALS_OTLP__SHUTDOWN_TIMEOUT="30")
+        last = points(receiver.received[-1].message)
+    assert last[STEPS].as_double == 1

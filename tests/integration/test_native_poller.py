@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from tests.unit.builders import collect
 from tests.unit.native_vllm import TEXT
 from tests.unit.otlp import wait_until
 from tests.unit.peer import HOST, Peer, answer
 from vllm_vitals.native import source
 from vllm_vitals.native.mapping import mapped
+from vllm_vitals.native.page import PageError
+from vllm_vitals.native.poller import MOST_REASONS, Poller
 from vllm_vitals.native.series import NativeSeries
-from vllm_vitals.settings import Settings
+from vllm_vitals.settings import NativeSettings, Settings
 from vllm_vitals.sidecar import NativeSidecar
 
 RUNNING = 'vllm_engine_requests_running{model_name="m",engine="0"}'
@@ -121,6 +124,48 @@ def test_what_goes_wrong_with_a_page_is_an_outage_until_the_next_that_can_be_rea
     said = [record for record in caplog.records if "cannot be had" in record.getMessage()]
     assert [record.levelname for record in said] == ["WARNING"]
     assert "KeyError: 'le'" in said[0].getMessage()
+
+
+def test_each_reason_of_an_outage_is_told_once_and_the_endpoint_says_the_latest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    def reasons() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "cannot be had" in record.getMessage()]
+        return [line.rpartition("metrics: ")[2] for line in found]
+
+    with watching(AWAY) as seen:
+        seen.shows(AWAY)
+        assert reasons() == ["HTTP 503 Service Unavailable; expected 200"]
+        assert seen.ask("/readyz")[1].endswith(
+            "in a row: " + caplog.records[-1].getMessage().partition(" s: ")[2] + "\n"
+        )
+        seen.shows(answer(b"x", status="401 Un\x00auth\x1borized \xff" + "y" * 9000))
+        assert len(reasons()) == 2
+        assert reasons()[1].startswith("HTTP 401 Un auth orized")
+        assert len(reasons()[1]) < 800
+        assert reasons()[1].partition(";")[0] in seen.ask("/readyz")[1]
+        seen.shows(AWAY)
+        assert len(reasons()) == 2
+        assert "HTTP 503" in seen.ask("/readyz")[1]
+        seen.shows(page(1))
+        assert seen.states == (200, 200)
+        seen.shows(AWAY)
+        assert len(reasons()) == 3  # it is another outage
+
+
+def test_a_peer_that_finds_a_new_reason_each_time_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    poller = Poller(collect(), "http://127.0.0.1:9/metrics", NativeSettings())
+    for number in range(100):
+        poller._fail(PageError(f"reason {number}"))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == MOST_REASONS + 1
+    assert "No further reasons are logged" in said[-1]
+    poller._succeed()
+    poller._fail(PageError("reason 0"))
+    assert caplog.records[-1].getMessage().endswith(": reason 0")
 
 
 def test_it_lives_while_vllm_is_away_and_is_ready_once_data_comes() -> None:

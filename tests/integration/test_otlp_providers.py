@@ -8,16 +8,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
-import requests
 from opentelemetry import context
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from tests.unit.builders import MODEL
 from tests.unit.fake_vllm import QUIET
-from tests.unit.otlp import RECEIVERS, GrpcReceiver, HttpReceiver, metrics, of, points
+from tests.unit.otlp import GrpcReceiver, HttpReceiver, metrics, of, points
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.exporters.otlp import transport
 
 STEPS = ("vitals.steps", frozenset({("model_name", MODEL), ("engine", "0")}))
 OTHER = {HttpReceiver: GrpcReceiver, GrpcReceiver: HttpReceiver}
@@ -142,26 +141,27 @@ def test_global_providers_and_ours_have_nothing_to_do_with_each_other(first: str
     assert tracing.received == []
 
 
-@pytest.mark.parametrize("kind", RECEIVERS)
-def test_clients_that_somebody_instruments_are_asked_to_leave_pushes_out(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_somebody_instruments_is_asked_to_leave_pushes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
+    plain = grpc.insecure_channel
 
-    def instrumented(send: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            told.append(context.get_value(_SUPPRESS_INSTRUMENTATION_KEY))
-            return send(*args, **kwargs)
+    def instrumented(*args: Any, **kwargs: Any) -> Any:
+        channel = plain(*args, **kwargs)
 
-        return call
+        def unary_unary(method: str) -> Callable[..., Any]:
+            call = channel.unary_unary(method)
 
-    stub = transport.MetricsServiceStub
+            def export(*args: Any, **kwargs: Any) -> Any:
+                told.append(context.get_value(_SUPPRESS_INSTRUMENTATION_KEY))
+                return call(*args, **kwargs)
+
+            return export
+
+        return SimpleNamespace(unary_unary=unary_unary, close=channel.close)
+
     monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr(requests.Session, "send", instrumented(requests.Session.send))
-    monkeypatch.setattr(
-        transport, "MetricsServiceStub", lambda channel: SimpleNamespace(Export=instrumented(stub(channel).Export))
-    )
-    with kind().serve() as receiver:
+    monkeypatch.setattr(grpc, "insecure_channel", instrumented)
+    with GrpcReceiver().serve() as receiver:
         pusher = of(receiver)
         assert pusher.push().ok
         pusher.close()

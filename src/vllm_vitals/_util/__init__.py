@@ -1,0 +1,1 @@
+"""What several packages share and none of them owns."""

@@ -1,0 +1,1 @@
+"""What hostile clients, peers and files send."""

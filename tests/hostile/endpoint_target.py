@@ -1,0 +1,214 @@
+"""A scrape endpoint in a process of its own, of which one can see from outside what clients do to it."""
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typing_extensions import Self
+
+HOST = "127.0.0.1"
+HONEST = "127.0.0.2"
+"""The address from which an honest client comes: to the endpoint it is another machine."""
+PATIENCE = 60.0
+"""Seconds for what takes milliseconds on a machine that is not overloaded."""
+ENGINES = 24
+UNHURRIED = {"HEAD_SECONDS": 30.0, "HANDSHAKE_SECONDS": 30.0}
+"""Deadlines that an honest client keeps on a machine that is overloaded too."""
+PROGRAM = """
+import json, logging, os, resource, sys
+from types import SimpleNamespace
+from prometheus_client import CollectorRegistry
+from vllm_vitals.exporters.http import limits
+from vllm_vitals.exporters.prometheus import PrometheusExporter
+from vllm_vitals.runtime import Runtime
+from vllm_vitals.settings import Settings
+
+given = json.loads(sys.argv[1])
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+for name, value in given["limits"].items():
+    setattr(limits, name, value)
+settings = {"prometheus": {"host": "127.0.0.1", "port": 0, **given["prometheus"]}, "gpu": {"enabled": False}}
+runtime = Runtime(Settings.model_validate(settings))
+config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
+tap = runtime.attach(config, list(range(given["engines"])), object, "0.32.0")
+exporter = PrometheusExporter(runtime.collector, runtime.settings.prometheus, runtime.feed.problem, CollectorRegistry)
+runtime.expose("prometheus", lambda: exporter)
+for engine in range(given["engines"]):
+    tap.record(SimpleNamespace(num_running_reqs=1), None, None, engine)
+while not exporter.ports:
+    pass
+print(exporter.ports[0], flush=True)
+files = []
+for command in sys.stdin:
+    if command == "exhaust\\n":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, HARD))
+        try:
+            while True:
+                files.append(open("/dev/null"))
+        except OSError:
+            pass
+    elif command == "release\\n":
+        for file in files:
+            file.close()
+        files.clear()
+    elif command.startswith("allow "):
+        room = len(os.listdir("/proc/self/fd")) - 1 + int(command.split()[1])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (room, HARD))
+    print("done", flush=True)
+runtime.stop()
+"""
+
+
+class Usage(NamedTuple):
+    """What a process has."""
+
+    threads: int
+    files: int
+    resident: int
+    """Bytes."""
+
+
+class Answer(NamedTuple):
+    """What a client was given."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Target:
+    """The process, and an honest client of it."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None, engines: int = ENGINES, **given: dict[str, Any]) -> None:
+        """`prometheus`, `limits`: settings and limits that differ from the default; `tls`: what a client trusts."""
+        self._tls = tls
+        self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - it lasts as long as the process
+        arguments = json.dumps({"prometheus": {}, "limits": UNHURRIED, "engines": engines, **given}, default=str)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, arguments],
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        self.port = int(self._line() or 0)
+        assert self.port, self.said()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=PATIENCE)
+        self._log.close()
+
+    def tell(self, command: str) -> None:
+        """Let the process do one thing to itself."""
+        assert self._process.stdin is not None
+        print(command, file=self._process.stdin, flush=True)
+        assert self._line() == "done\n", self.said()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def said(self, level: str = "") -> str:
+        """Return what it has logged, or the lines of a level."""
+        lines = Path(self._log.name).read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if line.startswith(level))
+
+    def connect(self, source: str = HOST) -> socket.socket:
+        return socket.create_connection((HOST, self.port), timeout=PATIENCE, source_address=(source, 0))
+
+    def ask(self, path: str = "/metrics", source: str = HONEST, **headers: str) -> Answer:
+        """Ask as an honest client does."""
+        if self._tls:
+            client: Any = http.client.HTTPSConnection(
+                HOST, self.port, timeout=PATIENCE, context=self._tls, source_address=(source, 0)
+            )
+        else:
+            client = http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE, source_address=(source, 0))
+        with contextlib.closing(client):
+            client.request("GET", path, headers=headers)
+            answer = client.getresponse()
+            return Answer(answer.status, {n.lower(): v for n, v in answer.getheaders()}, answer.read())
+
+    def usage(self) -> Usage:
+        process = Path(f"/proc/{self.pid}")
+        threads, files = (len(list((process / name).iterdir())) for name in ("task", "fd"))
+        return Usage(threads, files, self._status("VmRSS"))
+
+    def files(self) -> int:
+        """Return how many descriptors it has that it keeps."""
+        found = []
+        for _ in range(10):
+            found.append(self.usage().files)
+            time.sleep(0.02)
+        return min(found)
+
+    def peak(self) -> int:
+        """Return the most resident bytes since `forget_peak`."""
+        return self._status("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+
+    def _status(self, name: str) -> int:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise KeyError(name)
+
+    def processor(self) -> float:
+        """Return the seconds of processor time that all its threads have taken."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def wait_until(true: Callable[[], Any], what: Callable[[], object] = lambda: "") -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end, what()
+        time.sleep(0.02)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Return what the other side says until it hangs up."""
+    said = b""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while more := client.recv(65536):
+            said += more
+    return said
+
+
+def status_of(answer: bytes) -> int:
+    """Return the status of one whole answer, 0 for none."""
+    if not answer:
+        return 0
+    head, end, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    version, status, _ = lines[0].split(" ", 2)
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    assert (version, end, headers["connection"]) == ("HTTP/1.1", b"\r\n\r\n", "close")
+    assert int(headers["content-length"]) == len(body)
+    return int(status)
+
+
+@contextlib.contextmanager
+def held(connections: list[socket.socket]) -> Iterator[None]:
+    """Close connections in the end."""
+    try:
+        yield
+    finally:
+        for connection in connections:
+            connection.close()
