@@ -18,11 +18,10 @@ from typing import Any
 import aiohttp
 
 from tests.live.collector import Rotel, Sink
-from tests.live.conftest import put_load
-from tests.live.load import LoadReport, Request, send
+from tests.live.load import LoadReport, Request, put_load, send
 from tests.live.pages import eventually, settled
+from tests.live.prometheus import Prometheus
 from tests.live.server import MODEL_NAME, VllmServer, free_port
-from tests.live.test_prometheus import Prometheus
 from tests.parity import Samples
 from vllm_vitals.cli.checks.installed import release
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
+from tests.live.prometheus import Prometheus
 from tests.live.pushes import MOVING
 from tests.live.server import fetch
-from tests.live.test_prometheus import Prometheus
 from tests.parity import Labels, Samples
 from vllm_vitals.catalog import CATALOG, Metric, cache, engine, itself
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.conftest import put_load
+from tests.live.load import put_load
 from tests.live.pages import eventually
 from tests.live.pushes import contradictions
 from tests.live.releases import RELEASES
