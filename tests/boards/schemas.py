@@ -1,6 +1,5 @@
 """Grafana's own types as JSON Schema: of a dashboard, and of the options and fields of each kind of panel."""
 
-import fcntl
 import json
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 from jsonschema import Draft7Validator
 
 from tests.boards.expressions import ROOT, Board, panels
+from tests.live.bootstrap import locked
 
 PACKAGES = ("@grafana/schema@13.2.3", "ts-json-schema-generator@2.4.0", "typescript@5.9.3")
 HOME = ROOT / ".cache" / "grafana-schema"
@@ -70,24 +70,23 @@ def _without(annotation: Board) -> Board:
 def schema(kind: str, of: str) -> dict[str, Any]:
     """Return the schema of a type: `kind` is `dashboard` or the plugin of a panel."""
     path = HOME / f"{kind}-{of}.json"
-    if not path.exists():
-        _generate(kind, of, path)
+    with locked(HOME / "schemas"):
+        if not path.exists():
+            _generate(kind, of, path)
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def _generate(kind: str, of: str, path: Path) -> None:
+    _install()
     types = TYPES / ("dashboard/x" if kind == "dashboard" else f"composable/{kind}/panelcfg/x") / "types.gen.d.ts"
-    HOME.mkdir(parents=True, exist_ok=True)
-    with (HOME / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _install()
-        assert types.is_file(), f"@grafana/schema has no panel {kind!r}"
-        command: list[str | Path] = ["node", HOME / "node_modules/ts-json-schema-generator/bin/ts-json-schema-generator.js",
-                   "--tsconfig", HOME / "tsconfig.json", "--path", types, "--type", of]  # fmt: skip
-        made = _run(command)
-        assert json.loads(made)["definitions"][of].get("additionalProperties") is False, "unknown keys must be errors"
-        path.write_text(made, encoding="utf-8")
+    assert types.is_file(), f"@grafana/schema has no panel {kind!r}"
+    generator = HOME / "node_modules/ts-json-schema-generator/bin/ts-json-schema-generator.js"
+    made = _run(["node", generator, "--tsconfig", HOME / "tsconfig.json", "--path", types, "--type", of])
+    assert json.loads(made)["definitions"][of].get("additionalProperties") is False, "unknown keys must be errors"
+    partial = path.with_suffix(".partial")  # a test that is stopped leaves no half of it
+    partial.write_text(made, encoding="utf-8")
+    partial.rename(path)
 
 
 def _install() -> None:

