@@ -13,6 +13,8 @@ import pytest
 EFFORTS = ("test", "all")
 FEWER = 3
 """How many times fewer examples `test` tries of a property than the test says."""
+LONGEST = 3600.0
+"""Seconds that a test may take that tries all."""
 SEED = 20_260_101
 """What is tried when nothing is left to chance."""
 
@@ -46,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "versions: may differ between Pythons, or between releases of what we depend on")
+    if config.option.effort == "all" and getattr(config.option, "timeout", None) is None:
+        config.option.timeout = LONGEST
     if not hasattr(config.option, "hypothesis_profile"):
         return
     if config.option.hypothesis_profile is None:
