@@ -132,9 +132,11 @@ class Server(Generic[Page]):
         for client in resting:
             self._advance(client)
         if self._accept_due and now >= self._accept_due:
-            self._accept_due = 0.0
+            self._accept_due = now + limits.PAUSE_SECONDS  # unless the system lets all of them be watched
             for listener in self._listeners:
-                self._selector.register(listener, EVENT_READ)
+                if listener not in self._selector.get_map():
+                    self._selector.register(listener, EVENT_READ)
+            self._accept_due = 0.0
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -273,7 +275,7 @@ class Server(Generic[Page]):
 
     def _finish(self, client: Client) -> None:
         """Hang up, or wait a moment for what the client may still be sending."""
-        if not client.more:
+        if not client.more and not client.unread:
             self._drop(client)
             return
         self._slots.leave(client)
