@@ -142,7 +142,7 @@ def test_each_gets_one_answer_or_none(port: int) -> None:
     heard, logger = Heard(), logging.getLogger("vllm.vitals")
     logger.addHandler(heard)
 
-        @given(st.lists(heads(), min_size=1, max_size=3), st.booleans())
+    @given(st.lists(heads(), min_size=1, max_size=3), st.booleans())
     def tell(pieces: list[bytes], leaves: bool) -> None:  # noqa: FBT001 - drawn
         with socket.create_connection((HOST, port), timeout=60) as client:
             with contextlib.suppress(ConnectionError, BrokenPipeError):
