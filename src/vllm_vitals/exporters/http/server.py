@@ -128,6 +128,7 @@ class Server(Generic[Page]):
         """Look at the deadlines, and go on with what rests."""
         for client in [client for client in self._slots if client.due <= now]:
             self._late(client)
+            self._rest()  # all of a flood may be late at once
         resting, self._resting = self._resting, set()
         for client in resting:
             self._advance(client)
