@@ -37,7 +37,7 @@ class Client:
     """A client and its one exchange. Whatever it does that ends the exchange raises an `OSError`."""
 
     __slots__ = ("_discarded", "_parts", "_received", "_tls", "body", "connection", "due", "end", "more", "peer", "reads",
-                 "state", "wants")  # fmt: skip
+                 "state", "wants", "watched")  # fmt: skip
 
     def __init__(self, connection: socket.socket, peer: bytes, now: float) -> None:
         """Take a connection that does not block, from an address as `peer_of` returns it."""
@@ -49,6 +49,8 @@ class Client:
         """When its present state must be over."""
         self.wants = EVENT_READ
         """What it waits for, as a selector's event."""
+        self.watched = False
+        """Whether a selector tells when it can go on."""
         self.reads = 0
         """How often it was read from or shook hands."""
         self.more = False
