@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +21,15 @@ HONEST = "127.0.0.2"
 """The address from which an honest client comes: to the endpoint it is another machine."""
 PATIENCE = 60.0
 """Seconds for what takes milliseconds on a machine that is not overloaded."""
-ENGINES = 24
-UNHURRIED = {"HEAD_SECONDS": 30.0, "HANDSHAKE_SECONDS": 30.0}
+ENGINES = 12
+"""Enough for a page that no buffer of the kernel holds."""
+UNHURRIED = {"HEAD_SECONDS": 30.0, "HANDSHAKE_SECONDS": 30.0, "LINGER_SECONDS": 30.0}
 """Deadlines that an honest client keeps on a machine that is overloaded too."""
 PROGRAM = """
 import json, logging, os, resource, sys
 from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
+from vllm_vitals import logs
 from vllm_vitals.exporters.http import limits
 from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.runtime import Runtime
@@ -36,8 +38,8 @@ from vllm_vitals.settings import Settings
 given = json.loads(sys.argv[1])
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-for name, value in given["limits"].items():
-    setattr(limits, name, value)
+usual = {name: value for name, value in vars(limits).items() if name.isupper()}
+vars(limits).update(given["limits"])
 settings = {"prometheus": {"host": "127.0.0.1", "port": 0, **given["prometheus"]}, "gpu": {"enabled": False}}
 runtime = Runtime(Settings.model_validate(settings))
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
@@ -52,7 +54,8 @@ print(exporter.ports[0], flush=True)
 files = []
 for command in sys.stdin:
     if command == "exhaust\\n":
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, HARD))
+        if not files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, HARD))
         try:
             while True:
                 files.append(open("/dev/null"))
@@ -62,6 +65,11 @@ for command in sys.stdin:
         for file in files:
             file.close()
         files.clear()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (HARD, HARD))
+    elif command.startswith("limits "):
+        vars(limits).update(usual, **json.loads(command.removeprefix("limits ")))
+    elif command == "forget\\n":
+        logs._said.clear()
     elif command.startswith("allow "):
         room = len(os.listdir("/proc/self/fd")) - 1 + int(command.split()[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (room, HARD))
@@ -90,11 +98,16 @@ class Answer(NamedTuple):
 class Target:
     """The process, and an honest client of it."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, engines: int = ENGINES, **given: dict[str, Any]) -> None:
-        """`prometheus`, `limits`: settings and limits that differ from the default; `tls`: what a client trusts."""
+    def __init__(
+        self, tls: ssl.SSLContext | None = None, limits: Mapping[str, float] = UNHURRIED, **prometheus: object
+    ) -> None:
+        """`limits`, `prometheus`: limits and settings that differ from the default; `tls`: what a client trusts."""
         self._tls = tls
+        self._old = 0
+        self._limits = {**UNHURRIED, **limits}
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - it lasts as long as the process
-        arguments = json.dumps({"prometheus": {}, "limits": UNHURRIED, "engines": engines, **given}, default=str)
+        given = {"prometheus": prometheus, "limits": self._limits, "engines": ENGINES}
+        arguments = json.dumps(given, default=str)
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, arguments],
             env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
@@ -117,17 +130,36 @@ class Target:
         print(command, file=self._process.stdin, flush=True)
         assert self._line() == "done\n", self.said()
 
+    @contextlib.contextmanager
+    def limited(self, **limits: float) -> Iterator[None]:
+        """Let other limits hold in the block."""
+        self.tell(f"limits {json.dumps({**self._limits, **limits})}")
+        try:
+            yield
+        finally:
+            self.tell(f"limits {json.dumps(self._limits)}")
+
     def _line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
+    def forget(self) -> None:
+        """Begin anew with what `said` returns, and let the process say again what it says once."""
+        self.tell("forget")
+        self._old = len(Path(self._log.name).read_text())
+
     def said(self, level: str = "") -> str:
         """Return what it has logged, or the lines of a level."""
-        lines = Path(self._log.name).read_text().splitlines(keepends=True)
+        lines = Path(self._log.name).read_text()[self._old :].splitlines(keepends=True)
         return "".join(line for line in lines if line.startswith(level))
 
     def connect(self, source: str = HOST) -> socket.socket:
         return socket.create_connection((HOST, self.port), timeout=PATIENCE, source_address=(source, 0))
+
+    def open(self) -> socket.socket:
+        """Connect, with TLS where there is TLS."""
+        connection = self.connect()
+        return self._tls.wrap_socket(connection, server_hostname=HOST) if self._tls else connection
 
     def ask(self, path: str = "/metrics", source: str = HONEST, **headers: str) -> Answer:
         """Ask as an honest client does."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -92,7 +92,6 @@ def outcome(said: bytes, cuts: list[int]) -> Request | int | None:
     return None
 
 
-@settings(deadline=None)
 @given(heads(), st.lists(st.integers(0, 300), max_size=5))
 def test_how_a_head_is_cut_does_not_matter(said: bytes, cuts: list[int]) -> None:
     """A line that is too long may be told by its first piece, a wrong character in it too: which of them is open."""
@@ -105,7 +104,6 @@ def test_how_a_head_is_cut_does_not_matter(said: bytes, cuts: list[int]) -> None
         assert single == whole
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=50), st.integers(0, 50))
 def test_nothing_longer_than_the_limit_is_parsed(filler: bytes, more: int) -> None:
     said = (b"GET / HTTP/1.1\r\n" + (filler.translate(None, b"\r\n") or b"a") * limits.HEAD_BYTES)[
@@ -144,7 +142,6 @@ def test_each_gets_one_answer_or_none(port: int) -> None:
     heard, logger = Heard(), logging.getLogger("vllm.vitals")
     logger.addHandler(heard)
 
-    @settings(deadline=None)
     @given(st.lists(heads(), min_size=1, max_size=3), st.booleans())
     def tell(pieces: list[bytes], leaves: bool) -> None:  # noqa: FBT001 - drawn
         with socket.create_connection((HOST, port), timeout=60) as client:

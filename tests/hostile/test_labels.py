@@ -13,14 +13,14 @@ from types import SimpleNamespace as Stats
 from typing import Any
 from urllib.parse import quote
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hostile.pages import Pages, Pushes, readable, total
 from tests.live.bootstrap import prometheus_tools
 from tests.live.pages import eventually
 from tests.live.server import fetch, free_port
-from tests.unit.builders import collect, feed, finished, step
+from tests.unit.builders import collect, examples, feed, finished, step
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
 from vllm_vitals._util.labels import LONGEST_LABEL, UNKNOWN, label, named, shown
 from vllm_vitals.collector.collector import Collector
@@ -105,7 +105,7 @@ def test_any_text_becomes_a_label_that_utf8_can_carry(text: str) -> None:
     assert label(made) == made
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.text(st.characters(), max_size=12) | st.text(' #{}",=\\\nre_1.', max_size=12))
 def test_any_request_id_leaves_a_page_that_parses(text: str) -> None:
     ended = (Finished("stop", 1.7e9, 0.25, request_id=text), Finished("stop", 1.7e9, 5.0, request_id="fair"))

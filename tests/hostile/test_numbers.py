@@ -6,11 +6,11 @@ from types import SimpleNamespace as Stats
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
-from tests.unit.builders import EPOCH, Clock, collect, facts, feed
+from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.collector.collector import Collector
@@ -106,7 +106,7 @@ class Engine:
             feed(self.collector, *self._reader.read([(self.now, *told)], EPOCH))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(happenings, max_size=5), min_size=1, max_size=3))
 def test_no_sequence_of_numbers_makes_one_that_cannot_be(rounds: list[list[Any]]) -> None:
     engine = Engine()
@@ -122,7 +122,7 @@ def test_no_sequence_of_numbers_makes_one_that_cannot_be(rounds: list[list[Any]]
     openmetrics.next()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15, suppress_health_check=list(HealthCheck))
 @given(st.lists(happenings, max_size=8))
 def test_nor_one_of_an_exponential_histogram(happened: list[Any]) -> None:
     engine = Engine()
@@ -390,10 +390,10 @@ def test_nor_does_a_push() -> None:
         assert steps < added
 
 
-def test_thousands_of_pages_under_scrapers_that_never_rest_are_of_whole_steps() -> None:
+def test_pages_of_scrapers_that_never_rest_are_of_whole_steps(effort: str) -> None:
     collector = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
     enough, wrong = threading.Event(), []
-    pages_each, scrapers = 500, 4
+    pages_each, scrapers = {"test": 50, "all": 500}[effort], 4
 
     def scrape(openmetrics: bool) -> None:  # noqa: FBT001
         pages = Pages(collector, openmetrics=openmetrics)

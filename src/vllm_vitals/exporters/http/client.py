@@ -15,6 +15,8 @@ PIECE = 65536
 PIECES_AT_ONCE = 4
 WASTE = bytearray(PIECE)
 """Where bytes go that nobody reads."""
+RECEIVE = socket.socket.recv_into
+"""Receives what the connection carries, which under TLS is not what the client says."""
 IPV4_MAPPED = bytes(10) + b"\xff\xff"
 
 
@@ -34,8 +36,8 @@ class State(Enum):
 class Client:
     """A client and its one exchange. Whatever it does that ends the exchange raises an `OSError`."""
 
-    __slots__ = ("_discarded", "_parts", "_received", "_tls", "bodiless", "body", "connection", "due", "end", "more", "peer",
-                 "reads", "state", "wants")  # fmt: skip
+    __slots__ = ("_discarded", "_parts", "_received", "_tls", "body", "connection", "due", "end", "more", "peer", "reads",
+                 "state", "wants", "watched")  # fmt: skip
 
     def __init__(self, connection: socket.socket, peer: bytes, now: float) -> None:
         """Take a connection that does not block, from an address as `peer_of` returns it."""
@@ -47,12 +49,12 @@ class Client:
         """When its present state must be over."""
         self.wants = EVENT_READ
         """What it waits for, as a selector's event."""
+        self.watched = False
+        """Whether a selector tells when it can go on."""
         self.reads = 0
         """How often it was read from or shook hands."""
         self.more = False
         """Whether it may still send after its request's head."""
-        self.bodiless = False
-        """Whether it asked for the head of the answer only."""
         self.body = b""
         """The body of its answer, which other clients may share."""
         self._received = bytearray()
@@ -106,15 +108,16 @@ class Client:
             self._received += piece
             if end := head_end(self._received, known):
                 request = parse(bytes(self._received[:end]), more=len(self._received) > end)
-                self.more, self.bodiless = request.more, request.method == "HEAD"
+                self.more = request.more
                 return request
         return None
 
     def answer(self, answer: Answer) -> None:
         """Begin with the answer."""
         self.state, self.due, self.wants = State.ANSWERING, self.end, EVENT_WRITE
+        bodiless = self._received.lstrip(b"\r\n").startswith(b"HEAD ")  # of a request that is refused, too
         self._received = bytearray()
-        self.body = b"" if self.bodiless else answer.body
+        self.body = b"" if bodiless else answer.body
         parts = [memoryview(answer.head() + self.body[:PIECE]), memoryview(self.body)[PIECE:]]
         self._parts = [part for part in parts if part]
 
@@ -142,10 +145,17 @@ class Client:
         self._parts, self.body = [], b""
         self._finish()
 
+    @property
+    def unread(self) -> bool:
+        """Return whether something of it has come that was not read: to hang up then would take its answer away."""
+        with suppress(OSError):
+            return bool(RECEIVE(self.connection, WASTE, 1, socket.MSG_PEEK))
+        return False
+
     def discard(self) -> bool:
-        """Throw away what it still sends and return whether that was enough."""
+        """Throw away what it still sends, under TLS without deciphering it, and return whether that was enough."""
         try:
-            count = self.connection.recv_into(WASTE)
+            count = RECEIVE(self.connection, WASTE)
         except BlockingIOError:
             return False
         self._discarded += count

@@ -128,17 +128,20 @@ class Server(Generic[Page]):
         """Look at the deadlines, and go on with what rests."""
         for client in [client for client in self._slots if client.due <= now]:
             self._late(client)
+            self._rest()  # all of a flood may be late at once
         resting, self._resting = self._resting, set()
         for client in resting:
             self._advance(client)
         if self._accept_due and now >= self._accept_due:
-            self._accept_due = 0.0
+            self._accept_due = now + limits.PAUSE_SECONDS  # unless the system lets all of them be watched
             for listener in self._listeners:
-                self._selector.register(listener, EVENT_READ)
+                if listener not in self._selector.get_map():
+                    self._selector.register(listener, EVENT_READ)
+            self._accept_due = 0.0
 
     def _stop_listening(self) -> None:
+        self._ignore_listeners()
         for listener in self._listeners:
-            self._ignore(listener)
             listener.close()
         self._listeners, self._accept_due = [], 0.0
         self._free.set()
@@ -170,9 +173,13 @@ class Server(Generic[Page]):
                 self._drop(idle)
                 return True
         self._accept_due = time.monotonic() + limits.PAUSE_SECONDS
-        for listener in self._listeners:
-            self._ignore(listener)
+        self._ignore_listeners()
         return False
+
+    def _ignore_listeners(self) -> None:
+        for listener in self._listeners:
+            with suppress(KeyError):
+                self._selector.unregister(listener)
 
     def _admit(self, connection: socket.socket, host: str) -> None:
         peer = peer_of(host)
@@ -234,7 +241,7 @@ class Server(Generic[Page]):
         if isinstance(found, Answer):
             self._answer(client, found)
         elif self._slots.may_wait(client.peer):
-            self._ignore(client.connection)
+            self._ignore(client)
             self._slots.leave(client)
             client.state, client.due = State.WAITING, client.end
             self._slots.enter(client)
@@ -273,7 +280,7 @@ class Server(Generic[Page]):
 
     def _finish(self, client: Client) -> None:
         """Hang up, or wait a moment for what the client may still be sending."""
-        if not client.more:
+        if not client.more and not client.unread:
             self._drop(client)
             return
         self._slots.leave(client)
@@ -292,7 +299,7 @@ class Server(Generic[Page]):
     def _drop(self, client: Client) -> None:
         if client.state is State.GONE:
             return
-        self._ignore(client.connection)
+        self._ignore(client)
         self._resting.discard(client)
         self._slots.leave(client)
         client.close()
@@ -301,13 +308,15 @@ class Server(Generic[Page]):
         """Let the selector tell when a client can go on, or the tick when there is no hurry."""
         slow = client.reads > limits.QUICK_READS and client.state is not State.ANSWERING
         if slow or client.state is State.LINGERING:
-            self._ignore(client.connection)
+            self._ignore(client)
             self._resting.add(client)
-        elif client.connection not in self._selector.get_map():
+        elif not client.watched:
             self._selector.register(client.connection, client.wants, client)
+            client.watched = True
         else:
             self._selector.modify(client.connection, client.wants, client)
 
-    def _ignore(self, watched: socket.socket) -> None:
-        with suppress(KeyError):
-            self._selector.unregister(watched)
+    def _ignore(self, client: Client) -> None:
+        if client.watched:  # to ask the selector costs more: its answer for one that it does not know is an exception
+            client.watched = False
+            self._selector.unregister(client.connection)
