@@ -23,6 +23,7 @@ from pydantic import (
 
 from vllm_vitals._util.files import read
 from vllm_vitals._util.headers import BINARY, binary
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
 
@@ -31,8 +32,6 @@ SOCKET: dict[str, Any] = {"format": "unix-socket"}
 NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
 HEADER = re.compile(r"[A-Za-z0-9._-]+")
 """What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
-PORT = re.compile(r"[0-9]{0,5}(?![^/\"'\s,}\]])")
-"""And what may come after it, in JSON too."""
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
@@ -41,28 +40,6 @@ class Section(BaseModel):
     """Settings that belong together; a name that does not exist is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
-
-
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown: without the user, password and query that it may hold.
-
-    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not. So does what is in the
-    place of a port and is none: of a URL that was cut, it is the password.
-    """
-    before, separator, rest = url.partition("://")
-    if not separator:
-        before, rest = "", url
-    shown = re.split("[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
-    authority = shown.partition("/")[0]
-    colon = authority.find(":", authority.rfind("]") + 1)
-    if colon >= 0 and not PORT.match(authority[colon + 1 :]):
-        shown = f"{shown[:colon]}:***"
-    return f"{before.rpartition('@')[2]}{separator}{shown}"
-
-
-def redacted(text: str) -> str:
-    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
-    return without_password(text) if "://" in text or "@" in text else text
 
 
 def split(address: str) -> SplitResult:
@@ -242,10 +219,11 @@ class OtlpSettings(Section):
         try:
             split(self.endpoint or "")
         except ValueError as error:
-            raise ValueError(f"endpoint={without_password(self.endpoint or '')!r} is no address") from error
+            raise ValueError(f"endpoint={shown_url(self.endpoint or '')!r} is no address") from error
         if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            shown = without_password(self.endpoint)
-            raise ValueError(f"endpoint={shown!r} must begin with http:// or https:// for http/protobuf")
+            raise ValueError(
+                f"endpoint={shown_url(self.endpoint)!r} must begin with http:// or https:// for http/protobuf"
+            )
         return self
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.boards import Options, build
 from vllm_vitals.cli.dashboards import FAILED, Asked
 from vllm_vitals.preview import photo
@@ -16,7 +17,6 @@ from vllm_vitals.preview.page import page
 from vllm_vitals.preview.prometheus import Prometheus, PrometheusError
 from vllm_vitals.preview.variables import chosen
 from vllm_vitals.preview.window import Window, moment, seconds
-from vllm_vitals.settings import without_password
 
 WRONG = 2
 Boards = dict[str, dict[str, Any]]
@@ -33,7 +33,7 @@ def show(asked: Asked) -> int:
         prometheus.check()
         browser = photo.browser() if asked.out.suffix == ".png" else ""
     except PrometheusError as error:
-        return _say(f"cannot ask the Prometheus at {without_password(asked.prometheus)}: {error}", WRONG)
+        return _say(f"cannot ask the Prometheus at {shown_url(asked.prometheus)}: {error}", WRONG)
     except ValueError as error:
         return _say(str(error), WRONG)
     except photo.PhotoError as error:
