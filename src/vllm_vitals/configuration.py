@@ -22,7 +22,8 @@ from vllm_vitals import standard
 from vllm_vitals._util import documents
 from vllm_vitals._util.bounds import clean, closest, name_or_hidden, shown
 from vllm_vitals._util.redact import shown_text, shown_url
-from vllm_vitals.settings import OtlpSettings, Section, Settings
+from vllm_vitals.setting_types import Section
+from vllm_vitals.settings import OtlpSettings, Settings
 from vllm_vitals.standard import LONGEST_SHOWN, LONGEST_VARIABLE, Path_
 
 PREFIX = "VITALS_"

@@ -14,7 +14,7 @@ import yaml
 
 from vllm_vitals.cli import app
 from vllm_vitals.configuration import Loaded, load
-from vllm_vitals.settings import LONGEST_SOCKET
+from vllm_vitals.setting_types import LONGEST_SOCKET
 from vllm_vitals.standard import SWITCHES, VARIABLES
 
 ROOT = Path(__file__).parents[2]

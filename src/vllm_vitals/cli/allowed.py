@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_vitals.cli.output import number
-from vllm_vitals.settings import LONGEST_SOCKET
+from vllm_vitals.setting_types import LONGEST_SOCKET
 
 Schema = Mapping[str, Any]
 WORDS = {

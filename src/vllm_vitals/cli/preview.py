@@ -9,7 +9,7 @@ import typer
 
 from vllm_vitals._util.redact import shown_url
 from vllm_vitals.boards import Options, build
-from vllm_vitals.cli.dashboards import FAILED, Asked
+from vllm_vitals.cli.dashboards import FAILED, WRONG, Asked
 from vllm_vitals.preview import photo
 from vllm_vitals.preview.answers import asked as answers
 from vllm_vitals.preview.board import Preview
@@ -18,7 +18,6 @@ from vllm_vitals.preview.prometheus import Prometheus, PrometheusError
 from vllm_vitals.preview.variables import chosen
 from vllm_vitals.preview.window import Window, moment, seconds
 
-WRONG = 2
 Boards = dict[str, dict[str, Any]]
 
 
@@ -44,7 +43,9 @@ def show(asked: Asked) -> int:
     try:
         for path in _write(previews, asked.out, ", ".join(asked.variables), browser):
             typer.echo(path)
-    except (OSError, photo.PhotoError) as error:
+    except OSError as error:
+        return _say(f"cannot write {asked.out}: {error}", WRONG)
+    except photo.PhotoError as error:
         return _say(f"cannot write {asked.out}: {error}", FAILED)
     failed = [error for shown in previews.values() for error in shown.errors()]
     for each in failed:
