@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.hostile.endpoint_target import ENGINES, HONEST, HOST, Target, held, read_all, status_of, wait_until
+from tests.hostile.endpoint_target import ENGINES, HONEST, HOST, Target, held, read_all, status_of
+from tests.waiting import wait_until
 from vllm_vitals.exporters.http import limits
 
 MOST_GROWTH = 64 * 1024 * 1024
@@ -71,8 +72,8 @@ def nothing_is_left_of_it(target: Target) -> Iterator[None]:
     target.forget_peak()
     before, said = target.usage(), target.said()
     yield
-    wait_until(lambda: target.usage().files <= before.files, target.usage)
-    wait_until(lambda: target.usage().threads <= before.threads, target.usage)
+    wait_until(lambda: target.usage().files <= before.files, what=target.usage)
+    wait_until(lambda: target.usage().threads <= before.threads, what=target.usage)
     assert target.peak() - before.resident < MOST_GROWTH
     serves(target)
     assert target.said() == said
@@ -248,7 +249,7 @@ def test_a_slow_reader_is_given_up_at_the_end_of_its_exchange() -> None:
         files = target.files()
         with held([slow_reader(target) for _ in range(3)]):
             wait_until(lambda: target.usage().files > files)
-            wait_until(lambda: target.usage().files <= files, target.usage)
+            wait_until(lambda: target.usage().files <= files, what=target.usage)
 
 
 def test_answers_that_nobody_reads_do_not_pile_up() -> None:

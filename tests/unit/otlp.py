@@ -286,13 +286,6 @@ def refusing() -> str:
     return f"http://{HOST}:{taken.getsockname()[1]}"
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.01)
-
-
 def metrics(message: Any) -> dict[str, Any]:
     """Return the metrics of a push by name; each must be there once."""
     found = [
