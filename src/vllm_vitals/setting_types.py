@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-LONGEST_SOCKET = 107
-"""Bytes of a path that a Unix socket can have."""
+from vllm_vitals.wire.directory import LONGEST_PATH
+
 NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
@@ -36,8 +36,8 @@ def bindable(path: Path) -> Path:
     """Return a path that a Unix socket can have; raise `ValueError` else."""
     if not path.is_absolute():
         raise ValueError("must be an absolute path")
-    if len(os.fsencode(path)) > LONGEST_SOCKET:
-        raise ValueError(f"must be a path of at most {LONGEST_SOCKET} bytes, as the system has it for sockets")
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ValueError(f"must be a path of at most {LONGEST_PATH} bytes, as the system has it for sockets")
     return path
 
 
