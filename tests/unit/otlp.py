@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     add_MetricsServiceServicer_to_server,
 )
 
+from tests.waiting import PATIENCE
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
@@ -329,6 +330,10 @@ class Pusher:
         return self.exporter.push(self.settings.otlp.timeout if timeout is None else timeout)
 
     def close(self) -> None:
+        """Leave nothing behind that the log of another test would have a line of."""
+        thread = self.exporter._thread
+        if thread is not None and self.exporter._stopped.is_set():
+            thread.join(PATIENCE)
         if self.exporter._transport is not None:
             self.exporter._transport.close()
 
