@@ -21,7 +21,9 @@ from pydantic import TypeAdapter, ValidationError
 from vllm_vitals import standard
 from vllm_vitals._util import documents
 from vllm_vitals._util.bounds import clean, closest, name_or_hidden, shown
-from vllm_vitals.settings import OtlpSettings, Section, Settings, redacted, without_password
+from vllm_vitals._util.redact import shown_text, shown_url
+from vllm_vitals.setting_types import Section
+from vllm_vitals.settings import OtlpSettings, Settings
 from vllm_vitals.standard import LONGEST_SHOWN, LONGEST_VARIABLE, Path_
 
 PREFIX = "VITALS_"
@@ -213,7 +215,7 @@ def _dotted(path: Iterable[Any]) -> str:
     """Return the name of a setting as it may be shown: a line that is written wrong may be the name of one."""
     parts = [str(part) for part in islice(path, 6)]
     secretive = parts[:1] == [HEADERS[0]]
-    return ".".join(clean(name_or_hidden(part) if secretive else redacted(part), LONGEST_KEY) for part in parts)
+    return ".".join(clean(name_or_hidden(part) if secretive else shown_text(part), LONGEST_KEY) for part in parts)
 
 
 def _leaves(tree: Mapping[Any, Any], path: Path_) -> Iterator[tuple[Path_, Any]]:
@@ -303,7 +305,7 @@ def _shown(path: Path_, value: Any) -> str:
     """Return a value as it may be shown: those of headers may not, nor may a URL's password."""
     if path[0] == HEADERS[0] and (len(path) == 1 or path[1] not in OtlpSettings.model_fields or path[1] == HEADERS[1]):
         return ""  # it holds headers, or is misspelt and may be them
-    hide = without_password if path[-1] in URLS else redacted
+    hide = shown_url if path[-1] in URLS else shown_text
     return f"={shown(value, LONGEST_SHOWN, hide)}"
 
 

@@ -12,7 +12,7 @@ MOST_KEYS = 1000
 LONGEST_TRACE = 16384
 _said: set[str] = set()
 _redactors: deque[Redactor] = deque(maxlen=8)
-"""The latest: a process has one exporter that knows secrets, its tests have many."""
+"""The latest: a process has a few parts that know secrets, its tests have many."""
 
 
 class _Named(logging.LoggerAdapter):  # type: ignore[type-arg]  # no generic before Python 3.11

@@ -83,7 +83,7 @@ class Runtime:
     def check(self, section: str) -> None:
         """Raise `SettingsError` if something is wrong with the settings of a section."""
         if section in self.broken:
-            raise SettingsError({section: self.broken[section]})
+            raise SettingsError({section: self.broken[section]}, strict=self.settings.strict)
 
     @property
     def remote(self) -> bool:

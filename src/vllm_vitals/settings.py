@@ -3,129 +3,39 @@
 `vllm_vitals.configuration` fills them in from the environment and a file.
 """
 
-import os
 import re
-from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from vllm_vitals._util.files import read
 from vllm_vitals._util.headers import BINARY, binary
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.catalog.buckets import check
 from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
+from vllm_vitals.setting_types import (
+    Duration,
+    File,
+    FinishReason,
+    Number,
+    Peak,
+    Price,
+    Section,
+    Share,
+    Socket,
+    TokenRange,
+    Whole,
+)
 
-LONGEST_SOCKET = 107
-SOCKET: dict[str, Any] = {"format": "unix-socket"}
-NUMBER = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([a-z%]*)")
 HEADER = re.compile(r"[A-Za-z0-9._-]+")
 """What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
-PORT = re.compile(r"[0-9]{0,5}(?![^/\"'\s,}\]])")
-"""And what may come after it, in JSON too."""
-SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
-SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
-
-
-class Section(BaseModel):
-    """Settings that belong together; a name that does not exist is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
-
-
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown: without the user, password and query that it may hold.
-
-    All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not. So does what is in the
-    place of a port and is none: of a URL that was cut, it is the password.
-    """
-    before, separator, rest = url.partition("://")
-    if not separator:
-        before, rest = "", url
-    shown = re.split("[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
-    authority = shown.partition("/")[0]
-    colon = authority.find(":", authority.rfind("]") + 1)
-    if colon >= 0 and not PORT.match(authority[colon + 1 :]):
-        shown = f"{shown[:colon]}:***"
-    return f"{before.rpartition('@')[2]}{separator}{shown}"
-
-
-def redacted(text: str) -> str:
-    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
-    return without_password(text) if "://" in text or "@" in text else text
 
 
 def split(address: str) -> SplitResult:
     """Return the parts of a URL, or of a bare host and port; raise `ValueError` for a bracket that is not closed."""
     return urlsplit(address if "://" in address else f"//{address}")
-
-
-def readable(path: Path | None) -> Path | None:
-    """Return a path that is none or a file that can be read; raise `ValueError` else."""
-    try:
-        fit = path is None or (path.is_file() and os.access(path, os.R_OK))
-    except (OSError, ValueError):  # no such name can be, or a directory on the way cannot be entered
-        fit = False
-    if not fit:
-        raise ValueError("must be a file that this process can read")
-    return path
-
-
-def number(value: Any) -> Any:
-    """Return what is no boolean, which would count as 1 or 0; raise `ValueError` for one."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")  # noqa: TRY004 - of no other does pydantic tell
-    return value
-
-
-def _measure(value: Any, units: dict[str, Fraction], wanted: str) -> Any:
-    """Return the number that a text such as `500ms` means; what is no text is left as it is."""
-    if not isinstance(value, str | bool):
-        return value
-    found = NUMBER.fullmatch(str(value).strip())
-    if not found or found[2] not in units:
-        raise ValueError(f"must be {wanted}")
-    return float(Fraction(found[1]) * units[found[2]])
-
-
-def seconds(value: Any) -> Any:
-    """Return a duration in seconds; raise `ValueError` for a text that is none."""
-    return _measure(value, SECONDS, "a duration such as 500ms, 2s, 1.5m or 1h, or a number of seconds")
-
-
-def share(value: Any) -> Any:
-    """Return a share of 1; raise `ValueError` for a text that is none."""
-    return _measure(value, SHARES, "a share such as 0.99 or 99%")
-
-
-def ordered(limits: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
-    """Return the ends of a range; raise `ValueError` when the first is above the second."""
-    least, most = limits
-    if least is not None and most is not None and least > most:
-        raise ValueError("must be [least, most], and least no more than most")
-    return limits
-
-
-# Limits come before what refuses booleans: a JSON schema shows none that come after it.
-Whole = Annotated[int, BeforeValidator(number)]
-Number = Annotated[float, BeforeValidator(number)]
-Duration = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=86400)]
-Price = Annotated[float, Field(gt=0, le=1e6), BeforeValidator(number)]
-Peak = Annotated[float, Field(ge=1e9, le=1e18), BeforeValidator(number)]
-Share = Annotated[float, BeforeValidator(share), Field(gt=0, lt=1)]
-Tokens = Annotated[int, Field(ge=0), BeforeValidator(number)]
-TokenRange = Annotated[tuple[Tokens | None, Tokens | None], AfterValidator(ordered)]
-FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 class PrometheusSettings(Section):
@@ -134,12 +44,12 @@ class PrometheusSettings(Section):
     enabled: bool = Field(True, description="Serve a scrape endpoint.")
     host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all.")
     port: Whole = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
-    tls_cert: Path | None = Field(
+    tls_cert: File | None = Field(
         None, description="PEM certificate (chain); serves HTTPS together with tls_key. All three files are read anew "
         "when they change."
     )  # fmt: skip
-    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
-    tls_client_ca: Path | None = Field(None, description="PEM CA that client certificates must be signed by (mTLS).")
+    tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
+    tls_client_ca: File | None = Field(None, description="PEM CA that client certificates must be signed by (mTLS).")
     include_native: bool = Field(
         False, description="Serve vLLM's own metrics here too, from our thread, so that /metrics of the serving "
         "event loop need not be scraped."
@@ -149,11 +59,6 @@ class PrometheusSettings(Section):
         "with several API servers or a sidecar."
     )  # fmt: skip
     retry_interval: Number = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
-
-    @field_validator("tls_cert", "tls_key", "tls_client_ca")
-    @classmethod
-    def _readable(cls, path: Path | None) -> Path | None:
-        return readable(path)
 
     @field_validator("tls_key")
     @classmethod
@@ -191,9 +96,9 @@ class OtlpSettings(Section):
     headers: dict[str, SecretStr] = Field(
         default_factory=dict, description="Headers of each push, as JSON; the values are never shown."
     )  # fmt: skip
-    tls_ca: Path | None = Field(None, description="PEM CA that the receiver's certificate must be signed by.")
-    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
-    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+    tls_ca: File | None = Field(None, description="PEM CA that the receiver's certificate must be signed by.")
+    tls_cert: File | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
     insecure: bool | None = Field(
         None, description="gRPC without TLS; by default what the endpoint's scheme says, and TLS without a scheme."
     )  # fmt: skip
@@ -227,11 +132,6 @@ class OtlpSettings(Section):
                 raise ValueError(f"the header {name!r} holds something that is no printable ASCII")
         return headers
 
-    @field_validator("tls_ca", "tls_cert", "tls_key")
-    @classmethod
-    def _readable(cls, path: Path | None) -> Path | None:
-        return readable(path)
-
     @model_validator(mode="after")
     def _consistent(self) -> "OtlpSettings":
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -242,21 +142,22 @@ class OtlpSettings(Section):
         try:
             split(self.endpoint or "")
         except ValueError as error:
-            raise ValueError(f"endpoint={without_password(self.endpoint or '')!r} is no address") from error
+            raise ValueError(f"endpoint={shown_url(self.endpoint or '')!r} is no address") from error
         if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
-            shown = without_password(self.endpoint)
-            raise ValueError(f"endpoint={shown!r} must begin with http:// or https:// for http/protobuf")
+            raise ValueError(
+                f"endpoint={shown_url(self.endpoint)!r} must begin with http:// or https:// for http/protobuf"
+            )
         return self
 
 
 class WireSettings(Section):
     """How serving processes reach a collector outside of them: one of several API servers, or a sidecar."""
 
-    sidecar: Path | None = Field(
-        None, json_schema_extra=SOCKET, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
+    sidecar: Socket | None = Field(
+        None, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
     )  # fmt: skip
-    socket: Path | None = Field(
-        None, json_schema_extra=SOCKET, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
+    socket: Socket | None = Field(
+        None, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
         "by the process that started them, below TMPDIR, XDG_RUNTIME_DIR or /tmp."
     )  # fmt: skip
     interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
@@ -264,15 +165,6 @@ class WireSettings(Section):
         64 * 2**20, ge=2**20, le=2**34, description="Bytes of steps that may wait for the collector; beyond, the "
         "oldest are dropped and counted."
     )  # fmt: skip
-
-    @field_validator("sidecar", "socket")
-    @classmethod
-    def _bindable(cls, path: Path | None) -> Path | None:
-        if path is not None and not path.is_absolute():
-            raise ValueError("must be an absolute path")
-        if path is not None and len(os.fsencode(path)) > LONGEST_SOCKET:
-            raise ValueError(f"must be a path of at most {LONGEST_SOCKET} bytes, as the system has it for sockets")
-        return path
 
 
 class NativeSettings(Section):
@@ -284,13 +176,13 @@ class NativeSettings(Section):
     )  # fmt: skip
     interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
     timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
-    tls_ca: Path | None = Field(
+    tls_ca: File | None = Field(
         None,
         description="PEM CA that the certificate of the url's server must be signed by; unset, the system's. All three "
         "files are read anew when they change.",
     )
-    tls_cert: Path | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
-    tls_key: Path | None = Field(None, description="PEM private key of tls_cert.")
+    tls_cert: File | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
+    tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
 
     @field_validator("url")
     @classmethod
@@ -302,11 +194,6 @@ class NativeSettings(Section):
         if not fit:
             raise ValueError("must name a host, and a port from 1 to 65535 if any; a password in it is percent-encoded")
         return url
-
-    @field_validator("tls_ca", "tls_cert", "tls_key")
-    @classmethod
-    def _readable(cls, path: Path | None) -> Path | None:
-        return readable(path)
 
     @model_validator(mode="after")
     def _consistent(self) -> "NativeSettings":

@@ -12,7 +12,8 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from vllm_vitals._util.bounds import clean, shown
-from vllm_vitals.settings import OtlpSettings, redacted
+from vllm_vitals._util.redact import shown_text
+from vllm_vitals.settings import OtlpSettings
 
 Path_ = tuple[str, ...]
 LONGEST_VARIABLE = 2**17
@@ -106,7 +107,7 @@ def read(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path
         name = next((name for name in variable.names if environ.get(name, "").strip()), None)
         if name is None:
             continue
-        given = "" if variable.secret else f"={shown(environ[name], LONGEST_SHOWN, redacted)}"
+        given = "" if variable.secret else f"={shown(environ[name], LONGEST_SHOWN, shown_text)}"
         try:
             value = _value(variable, environ[name])
         except (ValueError, ValidationError) as error:
@@ -154,7 +155,7 @@ def _switch(environ: Mapping[str, str], warnings: list[str]) -> str:
     known = [name for name in names if name in SELECTABLE]
     if idle := list(dict.fromkeys(name for name in names if name not in OURS)):
         warnings.append(
-            f"{EXPORTERS}={shown(text, LONGEST_SHOWN, redacted)}: {clean(', '.join(idle[:MOST_IDLE]), LONGEST_SHOWN)} "
+            f"{EXPORTERS}={shown(text, LONGEST_SHOWN, shown_text)}: {clean(', '.join(idle[:MOST_IDLE]), LONGEST_SHOWN)} "
             f"has no effect; there are {', '.join(OURS)}"
         )
     return EXPORTERS if known and ("none" in known or "otlp" not in known) else ""

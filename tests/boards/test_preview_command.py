@@ -189,7 +189,7 @@ def test_a_user_and_a_password_are_sent(server: Server, tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_is_said(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = run("gpu", "--prometheus", server.url, "--out", tmp_path / "file" / "x.html")
-    assert ran.exit_code == 1
+    assert ran.exit_code == 2
     assert "cannot write" in ran.output
 
 

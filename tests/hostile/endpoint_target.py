@@ -10,17 +10,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
+from tests.waiting import PATIENCE
+
 HOST = "127.0.0.1"
 HONEST = "127.0.0.2"
 """The address from which an honest client comes: to the endpoint it is another machine."""
-PATIENCE = 60.0
-"""Seconds for what takes milliseconds on a machine that is not overloaded."""
 ENGINES = 12
 """Enough for a page that no buffer of the kernel holds."""
 UNHURRIED = {"HEAD_SECONDS": 30.0, "HANDSHAKE_SECONDS": 30.0, "LINGER_SECONDS": 30.0}
@@ -204,14 +204,6 @@ class Target:
         """Return the seconds of processor time that all its threads have taken."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def wait_until(true: Callable[[], Any], what: Callable[[], object] = lambda: "") -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, what()
-        time.sleep(0.02)
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -21,8 +21,8 @@ from tests.hostile.endpoint_target import (
     held,
     read_all,
     status_of,
-    wait_until,
 )
+from tests.waiting import wait_until
 from vllm_vitals.exporters.http import limits
 
 MOST_GROWTH = 64 * 1024 * 1024
@@ -93,8 +93,8 @@ def nothing_is_left_of_it(target: Target) -> Iterator[None]:
     target.forget_peak()
     before, said = target.usage(), target.said()
     yield
-    wait_until(lambda: target.usage().files <= before.files, target.usage)
-    wait_until(lambda: target.usage().threads <= before.threads, target.usage)
+    wait_until(lambda: target.usage().files <= before.files, what=target.usage)
+    wait_until(lambda: target.usage().threads <= before.threads, what=target.usage)
     assert target.peak() - before.resident < MOST_GROWTH
     serves(target)
     assert target.said() == said
@@ -276,7 +276,7 @@ def test_a_slow_reader_is_given_up_at_the_end_of_its_exchange(target: Target) ->
         readers = [slow_reader(target) for _ in range(3)]
         with held(readers):
             begun = [reader.recv(1) for reader in readers]
-            wait_until(lambda: target.usage().files <= files, target.usage)
+            wait_until(lambda: target.usage().files <= files, what=target.usage)
             for first, reader in zip(begun, readers, strict=True):
                 assert status_is_cut(first + read_all(reader))
 
@@ -470,7 +470,7 @@ def unaccepted(target: Target) -> socket.socket:
         target.tell("exhaust")
         client = target.connect()
         client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
-        wait_until(lambda client=client: "cannot accept" in target.said("WARNING") or can_be_read(client), target.said)
+        wait_until(lambda client=client: "cannot accept" in target.said("WARNING") or can_be_read(client), what=target.said)
         if "cannot accept" in target.said("WARNING"):
             return client
         client.close()

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from tests.hostile.endpoint_target import HOST, read_all, status_of, wait_until
+from tests.hostile.endpoint_target import HOST, read_all, status_of
+from tests.waiting import wait_until
 from vllm_vitals.exporters.http import limits
 from vllm_vitals.exporters.http.message import RefusedError, Request, head_end, parse
 from vllm_vitals.exporters.prometheus import PrometheusExporter

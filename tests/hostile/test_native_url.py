@@ -1,7 +1,9 @@
 """Whatever the server of `native.url` sends, a page is taken in or a bounded line says why not, and nothing else is lost."""
 
 import gzip
+import logging
 import zlib
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +19,8 @@ from tests.unit.native_vllm import OPENMETRICS, RUST, TEXT, Vllm, openmetrics_pa
 from tests.unit.peer import HOST, Peer, answer
 from vllm_vitals.exporters.exposition import Renderer
 from vllm_vitals.native import page, totals
-from vllm_vitals.native.page import LONGEST_LINE, PageError, parse
-from vllm_vitals.native.poller import LONGEST_REASON, Poller
+from vllm_vitals.native.page import LONGEST_LINE, LONGEST_REASON, PageError, parse
+from vllm_vitals.native.poller import Poller
 from vllm_vitals.native.series import NativeSeries
 from vllm_vitals.native.totals import Totals
 from vllm_vitals.settings import NativeSettings
@@ -231,6 +233,34 @@ def test_bombs_are_refused(watch: Watch) -> None:
         ([b"HTTP/1.1 100 Continue\r\n\r\n"] * 10_000, "the head of the answer has more than 65536 bytes"),
     ):
         assert words in watch.poll(sent)
+
+
+def test_a_secret_of_the_url_that_a_server_sends_back_is_not_shown(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither in the log, nor where /readyz has it from; in whatever form, and once only a part of it."""
+    encoded = b64encode(f"me:{SECRET}".encode()).decode()
+    for sent, words in (
+        (answer(b"", status=f"401 wrong password {SECRET}"), "401 wrong password ***"),
+        (answer(b"", status=f"401 you sent Basic {encoded}"), "401 you sent Basic ***"),
+        (answer(b"", f"Content-Type: text/{SECRET}"), "it is text/***"),
+        (answer(b"", "Content-Encoding: " + SECRET), "Content-Encoding is ***"),
+        (
+            answer(b"", f"Location: http://127.0.0.1:9/{SECRET}", status="302 Found"),
+            "redirected to http://127.0.0.1:9/***",
+        ),
+        (answer(f"no page, {SECRET[:-1]}\n".encode(), KIND), "line 1 is not as it should be: 'no page, ***"),
+        (f"{SECRET} is no HTTP\r\n\r\n".encode(), "*** is no HTTP"),
+    ):
+        said = watch.poll(sent)
+        assert words in said
+        assert SECRET[:-1].lower() not in said.lower()
+        assert encoded not in said
+    logging.getLogger("vllm.vitals").error("something else, with %s", SECRET)
+    lines = "\n".join(map(logging.Formatter().format, caplog.records))
+    assert "401 wrong password ***" in lines
+    assert "something else, with ***" in lines
+    assert SECRET[:-1].lower() not in lines.lower()
 
 
 def test_labels_that_are_made_up_do_not_fill_the_memory(

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from tests.hostile.receiver import FORMS, TOKENS, Scripted, cut, descriptors, listening, senders, told
 from tests.unit.builders import examples, feed, step
-from tests.unit.otlp import HOST, GrpcReceiver, Pusher, Refusal, hear_request, partial, peer, points, wait_until
+from tests.unit.otlp import HOST, GrpcReceiver, Pusher, Refusal, hear_request, partial, peer, points
+from tests.waiting import wait_until
 from vllm_vitals.exporters.otlp.answer import NOT_READ, Answer, of_grpc, redacted
 from vllm_vitals.exporters.otlp.line import MOST_RECEIVED
 from vllm_vitals.exporters.otlp.reply import MOST_INFORMATIONAL

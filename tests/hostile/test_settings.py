@@ -92,6 +92,8 @@ def test_any_file_ends_in_settings_or_in_clear_words(
 
 @examples(300)
 @given(made.with_secrets)
+@example((".yaml", f"{{otlp: {{endpoint; 'https://user:{SECRET}@host', headers: {{}}}}, queue_size: []}}".encode()))
+@example((".yaml", f"native: {{url: 'http://me:a/b@host/metrics=token={SECRET}'}}".encode()))
 def test_no_secret_of_a_file_is_shown(tmp_path_factory: pytest.TempPathFactory, file: tuple[str, bytes]) -> None:
     suffix, content = file
     outcome({"VITALS_CONFIG": write(tmp_path_factory.getbasetemp(), content, f"secret{suffix}")})
@@ -256,6 +258,9 @@ SECRETIVE = [
     {"VITALS_NATIVE__URL": f'{{"http://u:{SECRET}@host": "http://u:{SECRET}@host"}}'},
     {"VITALS_NATIVE__TIMEOUT": f"http://host/?token={SECRET}"},
     {"OTEL_METRICS_EXPORTER": f"https://u:{SECRET}@host"},
+    {"OTEL_METRICS_EXPORTER": f"a=https://u:{SECRET}"},
+    {"VITALS_NATIVE__TIMEOUT": f'{{"a": "http://host", "url": "http://u:{SECRET}"'},
+    {"VITALS_NATIVE__URL": f"http://u:a/b@host:0/metrics/token={SECRET}"},
 ]
 
 

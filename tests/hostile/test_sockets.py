@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.unit.wire import Client, Collecting, numbered, short_directory
+from tests.waiting import wait_until
 from vllm_vitals import election, logs
 from vllm_vitals.election import Election, meeting_point, sweep
 from vllm_vitals.runtime import Runtime
@@ -45,14 +46,6 @@ def short() -> Iterator[Path]:
     """Return a directory of ours in which a socket's path is not too long."""
     with short_directory() as made:
         yield made
-
-
-def until(check: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def snapshot(directory: Path) -> dict[str, tuple[Any, ...]]:
@@ -181,7 +174,7 @@ def test_without_any_place_serving_goes_on_and_one_line_says_so(
     try:
         tap = host.attach(config, [0], object, "1")
         tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
-        until(lambda: next(looks) > 10)
+        wait_until(lambda: next(looks) > 10)
         assert (tap.dropped, tap.failed, host.feed.problem()) == (0, 0, "")
         (line,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert "/proc/vllm-vitals-" in line
@@ -364,7 +357,7 @@ def test_a_path_that_is_too_long_is_said_at_both_ends(short: Path, caplog: pytes
     sender = Sender(path, "0", 2**20)
     sender._outage._since = time.monotonic() - 60.0
     sender.start()
-    until(lambda: f"at most {LONGEST_PATH} bytes" in caplog.text)
+    wait_until(lambda: f"at most {LONGEST_PATH} bytes" in caplog.text)
     sender.stop(0.0)
 
 
@@ -393,7 +386,7 @@ def sidecar(short: Path, log: Path, ignored: str = "") -> Iterator[subprocess.Po
             env={**environment(), "IGNORED": ignored}, stdout=said, stderr=said,
         )  # fmt: skip
     try:
-        until(lambda: process.poll() is not None or b"takes steps at" in log.read_bytes())
+        wait_until(lambda: process.poll() is not None or b"takes steps at" in log.read_bytes())
         yield process
     finally:
         process.kill()
@@ -431,6 +424,7 @@ FULL = """
 import os, resource, sys, threading, time
 from pathlib import Path
 from tests.unit.wire import Client, Collecting, numbered, GREETING
+from tests.waiting import wait_until
 from msgspec.structs import replace
 
 path = Path(sys.argv[1])
@@ -439,12 +433,6 @@ collecting.receiver.start()
 served, going = Client(path), Client(path)
 served.greet()
 going.greet(replace(GREETING, process="going"))
-
-def until(check):
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -459,10 +447,10 @@ os.close(held.pop())
 late = __import__("socket").socket(1)
 late.setblocking(False)
 late.connect(str(path))
-until(lambda: collecting.broken)
+wait_until(lambda: collecting.broken)
 served.tell(1, *numbered(0, 3))
 going.socket.shutdown(2)
-until(lambda: collecting.gone)
+wait_until(lambda: collecting.gone)
 tries = collecting.broken
 for each in held:
     os.close(each)

@@ -19,9 +19,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.otlp import HOST, free_port, wait_until
+from tests.unit.otlp import HOST, free_port
 from tests.unit.test_deploy import COMPOSE, SETTINGS, UNIT
 from tests.unit.wire import short_directory
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("vllm-vitals")

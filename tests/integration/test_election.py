@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.otlp import wait_until
+from tests.waiting import wait_until
 from vllm_vitals import election
 from vllm_vitals.election import Election, meeting_point, sweep
 from vllm_vitals.wire.directory import Directory

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 
 from tests.unit.amd import stub
 from tests.unit.nvml import stub as nvidia
+from tests.waiting import wait_until
 from vllm_vitals.gpu import amd_apart, amd_source
 from vllm_vitals.gpu.amd_apart import Process
 from vllm_vitals.gpu.amd_source import AmdSource
@@ -84,13 +84,6 @@ def said(caplog) -> list[str]:
 
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_process_says_what_the_library_says(driver, watch):
@@ -177,7 +170,7 @@ def test_library_that_hangs_is_given_up(driver, watch, monkeypatch, caplog):
     monkeypatch.setattr(amd_apart, "READING", 0.3)
     driver.say({"hang": 1})
     assert watched.states() == {A: FAILED}
-    until(lambda: not alive(before))
+    wait_until(lambda: not alive(before))
     driver.say({"hang": None})
     monkeypatch.setattr(amd_apart, "READING", 30.0)
     assert watched.states(5.0) == {A: OK}
@@ -237,7 +230,7 @@ def test_process_ends_with_what_started_it(driver, fork):
     )
     pid, group = map(int, done.stdout.split())
     try:
-        until(lambda: not alive(pid))
+        wait_until(lambda: not alive(pid))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)

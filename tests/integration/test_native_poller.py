@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.builders import collect
 from tests.unit.native_vllm import TEXT
-from tests.unit.otlp import wait_until
 from tests.unit.peer import HOST, Peer, answer
+from tests.waiting import wait_until
 from vllm_vitals.native import source
 from vllm_vitals.native.mapping import mapped
 from vllm_vitals.native.page import PageError

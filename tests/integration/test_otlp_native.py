@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.unit.builders import MODEL, Sight, feed, step
 from tests.unit.fake_vllm import FakeVllm, fake_vllm  # noqa: F401 - a fixture
-from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, points, said, wait_until
+from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, points, said
 from tests.unit.peer import Peer, answer
+from tests.waiting import wait_until
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
 from vllm_vitals.native.page import Page

@@ -30,8 +30,8 @@ from tests.unit.otlp import (
     refusing,
     said,
     trickle,
-    wait_until,
 )
+from tests.waiting import wait_until
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
 from vllm_vitals.runtime import Runtime
 

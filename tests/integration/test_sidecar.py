@@ -14,9 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from tests.unit.builders import facts
-from tests.unit.otlp import HttpReceiver, identity, points, wait_until
+from tests.unit.otlp import HttpReceiver, identity, points
 from tests.unit.peer import Peer, answer
 from tests.unit.wire import short_directory
+from tests.waiting import wait_until
 from vllm_vitals.settings import Settings
 from vllm_vitals.sidecar import NATIVE, NativeSidecar, StepSidecar
 from vllm_vitals.step import Gone

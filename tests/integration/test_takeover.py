@@ -26,7 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.builders import MODEL, iteration_stats, request_stats
 from tests.unit.fake_vllm import FakeVllm, make_config
-from tests.unit.otlp import HOST, free_port, wait_until
+from tests.unit.otlp import HOST, free_port
+from tests.waiting import wait_until
 from vllm_vitals import host as hosts
 from vllm_vitals.collector.merge import LONGEST_HOLD, REST
 from vllm_vitals.election import Election, _started, meeting_point

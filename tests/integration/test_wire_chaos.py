@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.otlp import wait_until
 from tests.unit.wire import numbered, short_directory
+from tests.waiting import wait_until
 from vllm_vitals.wire.sender import Sender
 
 ROOT = Path(__file__).parents[2]

@@ -24,6 +24,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
     add_MetricsServiceServicer_to_server,
 )
 
+from tests.waiting import PATIENCE
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
@@ -286,13 +287,6 @@ def refusing() -> str:
     return f"http://{HOST}:{taken.getsockname()[1]}"
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.01)
-
-
 def metrics(message: Any) -> dict[str, Any]:
     """Return the metrics of a push by name; each must be there once."""
     found = [
@@ -336,6 +330,10 @@ class Pusher:
         return self.exporter.push(self.settings.otlp.timeout if timeout is None else timeout)
 
     def close(self) -> None:
+        """Leave nothing behind that the log of another test would have a line of."""
+        thread = self.exporter._thread
+        if thread is not None and self.exporter._stopped.is_set():
+            thread.join(PATIENCE)
         if self.exporter._transport is not None:
             self.exporter._transport.close()
 

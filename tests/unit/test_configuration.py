@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals.configuration import SettingsError, is_strict, load, variables
-from vllm_vitals.settings import Settings, without_password
+from vllm_vitals.settings import Settings
 
 YAML = "prometheus:\n  port: 1111\n  host: file.example\nqueue_size: 100\nbuckets:\n  step: [1, 2]\n"
 TOML = 'queue_size = 100\n[prometheus]\nport = 1111\nhost = "file.example"\n[buckets]\nstep = [1, 2]\n'
@@ -405,26 +405,3 @@ def test_a_password_in_a_url_is_not_shown() -> None:
         load({"VITALS_NATIVE__URL": "htp://me:secret@host/metrics"})
     assert "secret" not in str(caught.value)
     assert "host/metrics" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://host:80/metrics", "http://host:80/metrics"),
-        ("host:4317", "host:4317"),
-        ("http://[::1]:80/a", "http://[::1]:80/a"),
-        ("http://[::1]/a:b", "http://[::1]/a:b"),
-        ("http://host/a:b", "http://host/a:b"),
-        ("http://me:pass@host:80/a?b=c#d", "http://host:80/a"),
-        ("http://me:pa/s?s#w@rd@host", "http://host"),
-        ("http://me:pass", "http://me:***"),
-        ("http://me:12/pass:word", "http://me:12/pass:word"),
-        ("http://me:pa/ss:word", "http://me:***"),
-        ("http://[::1]:pass", "http://[::1]:***"),
-        ("me:pass", "me:***"),
-        ('{"url": "http://host:80", "x": 1}', '{"url": "http://host:80", "x": 1}'),
-        ("", ""),
-    ],
-)
-def test_a_url_is_shown_without_what_may_be_secret(url: str, expected: str) -> None:
-    assert without_password(url) == expected

@@ -14,8 +14,8 @@ import yaml
 
 from vllm_vitals.cli import app
 from vllm_vitals.configuration import Loaded, load
-from vllm_vitals.settings import LONGEST_SOCKET
 from vllm_vitals.standard import SWITCHES, VARIABLES
+from vllm_vitals.wire.directory import LONGEST_PATH
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
@@ -136,7 +136,7 @@ def test_the_pod_of_the_page_is_valid() -> None:
     )
     socket = Path(sidecar_options(sidecar["command"][1:])["socket"])
     assert sends.wire.sidecar == socket
-    assert len(str(socket)) <= LONGEST_SOCKET
+    assert len(str(socket)) <= LONGEST_PATH
     assert sidecar["volumeMounts"] == vllm["volumeMounts"] == [{"name": "wire", "mountPath": MOUNT}]
     assert socket.parent.parent == Path(MOUNT), "an emptyDir is open to everybody, what is made below it is not"
     assert sidecar["ports"][0]["containerPort"] == collects.prometheus.port

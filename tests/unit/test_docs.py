@@ -34,7 +34,7 @@ def test_page_is_fresh(name):
     assert page(name) == MAKERS[name](), f"docs/{name}.md is stale; run: {command}"
 
 
-@pytest.mark.parametrize("name", [*MAKERS, "otlp", "processes"])
+@pytest.mark.parametrize("name", [*MAKERS, "otlp", "processes", "security"])
 def test_tables_are_even(name):
     """A pipe that is not escaped would shift every cell after it."""
     for table in re.findall(r"(?:^\|.*\n)+", page(name), re.MULTILINE):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.builders import Clock, Sight
 from tests.unit.fake_vllm import FakeVllm, fake_vllm, make_config
-from tests.unit.otlp import wait_until
+from tests.waiting import wait_until
 from vllm_vitals.catalog.engine import UP
 from vllm_vitals.feed import feed
 from vllm_vitals.vllm import life

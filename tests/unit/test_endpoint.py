@@ -26,7 +26,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.unit.builders import ENGINE
-from tests.unit.otlp import wait_until
+from tests.unit.otlp import free_port
+from tests.waiting import wait_until
 from vllm_vitals.exporters import prometheus, web
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
 from vllm_vitals.exporters.http import limits
@@ -51,13 +52,6 @@ PROTOBUF_FIRST = (
 )
 
 Answer = tuple[int, dict[str, str], bytes]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

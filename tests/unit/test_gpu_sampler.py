@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.nvml import stub
+from tests.waiting import wait_until
 from vllm_vitals.gpu import amd_source
 from vllm_vitals.gpu.fleet import Fleet
 from vllm_vitals.gpu.placement import Placement
@@ -52,13 +53,6 @@ class Readers:
         self.closed.set()
 
 
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_all_fleets_are_in_one_sample():
     sink = Sink()
     fleets: list[Any] = [Readers(lambda: [Reading(Gpu("a"))]), Readers(list), Readers(lambda: [Reading(Gpu("b"))])]
@@ -80,9 +74,9 @@ def test_thread_samples_at_its_interval_and_ends():
     sink, readers = Sink(), Readers(lambda: [Reading(Gpu("a"))])
     made = Sampler(sink, 0.5, [readers])
     made.start()
-    until(lambda: len(sink.samples) == 3)
+    wait_until(lambda: len(sink.samples) == 3)
     made.stop()
-    until(readers.closed.is_set)
+    wait_until(readers.closed.is_set)
     clocks = [sample.clock for sample in sink.samples]
     assert 0.7 <= clocks[2] - clocks[0] < 5.0  # the first may be late, and the last
     count = len(sink.samples)
@@ -103,7 +97,7 @@ def test_thread_goes_on_after_an_error_which_is_told_once(caplog):
     sink = Sink()
     made = Sampler(sink, 0.1, [Readers(say)])
     made.start()
-    until(lambda: sink.samples)
+    wait_until(lambda: sink.samples)
     made.stop()
     assert caplog.messages == ["vllm-vitals: The GPUs could not be sampled", "vllm-vitals: GPUs: X: some"]
 
@@ -293,7 +287,7 @@ def test_child_of_a_fork_may_sample_anew(tmp_path, monkeypatch):
     sink, of_child = Sink(), Sink()
     made = sampler(sink, 0.1, environ={})
     made.start()
-    until(lambda: sink.samples)
+    wait_until(lambda: sink.samples)
     child = os.fork()
     if not child:
         outcome = 1

@@ -32,8 +32,8 @@ from tests.unit.otlp import (
     points,
     refusing,
     said,
-    wait_until,
 )
+from tests.waiting import wait_until
 from vllm_vitals.exporters.otlp import exporter as module
 from vllm_vitals.exporters.otlp.answer import NOT_READ, WEB_PAGE, asked_seconds
 from vllm_vitals.exporters.registry import VitalsCollector

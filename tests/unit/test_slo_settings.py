@@ -11,7 +11,8 @@ import pytest
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.requests import FINISHED
 from vllm_vitals.configuration import SettingsError, load
-from vllm_vitals.settings import FinishReason, Slo
+from vllm_vitals.setting_types import FinishReason
+from vllm_vitals.settings import Slo
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slo.md").read_text(encoding="utf-8")
 CHAT = {"name": "chat", "target": 0.99, "ttft": 0.5}

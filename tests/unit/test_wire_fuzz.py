@@ -24,8 +24,8 @@ from msgspec.msgpack import Ext
 from msgspec.structs import fields
 
 from tests.unit.builders import Sight, examples, facts, finished, page, step
-from tests.unit.otlp import wait_until
 from tests.unit.wire import GREETING, Client, short_directory
+from tests.waiting import wait_until
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.collector.cells import HistogramCell
 from vllm_vitals.collector.collector import Collector

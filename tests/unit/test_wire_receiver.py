@@ -16,14 +16,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import facts, step
-from tests.unit.otlp import wait_until
-from tests.unit.wire import GREETING, Client, Collecting, numbered, short_directory
+from tests.unit.wire import GREETING, Client, Collecting, connect_, numbered, path_
+from tests.waiting import wait_until
 from vllm_vitals.step import Gap
 from vllm_vitals.wire import processes, receiver, session
 from vllm_vitals.wire.frames import CLOSED, WireError, frame
 from vllm_vitals.wire.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
 from vllm_vitals.wire.receiver import Peer
 
+__all__ = ["connect_", "path_"]
 PEER = Peer(GREETING.process, GREETING.name, GREETING.pid)
 Make = Callable[..., Collecting]
 Connect = Callable[[], Client]
@@ -31,13 +32,6 @@ Connect = Callable[[], Client]
 
 def batch(sequence: int) -> bytes:
     return encode(Batch(sequence, 1.0, [step(float(sequence))]))
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """Return where the socket is."""
-    with short_directory() as made:
-        yield made / "d" / "s"
 
 
 @pytest.fixture
@@ -54,20 +48,6 @@ def collecting(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield make
     for each in made:
         each.receiver.stop()
-
-
-@pytest.fixture
-def connect(path: Path) -> Iterator[Callable[[], Client]]:
-    """Connect to the receiver."""
-    made: list[Client] = []
-
-    def make() -> Client:
-        made.append(Client(path))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 def test_what_is_sent_is_handed_on(collecting: Make, connect: Connect) -> None:
@@ -428,7 +408,7 @@ def test_a_fork_lets_go_of_what_it_copied(path: Path) -> None:
     script = f"""
 import os, sys, time
 from pathlib import Path
-from tests.unit.wire import Client, Collecting
+from tests.unit.wire import Client, Collecting, connect_, path_
 collector = Collecting(Path({str(path)!r}))
 collector.receiver.start()
 print("up", flush=True)

@@ -12,22 +12,17 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.builders import step
-from tests.unit.otlp import wait_until
-from tests.unit.wire import GREETING, Client, Collecting, numbered, short_directory
+from tests.unit.wire import GREETING, Client, Collecting, connect_, numbered, path_
+from tests.waiting import wait_until
 from vllm_vitals.wire import receiver, session
 from vllm_vitals.wire.frames import SLOW, TOO_MUCH, UNKNOWN, Frames, WireError, frame, receive
 from vllm_vitals.wire.messages import Batch, Taken, encode, from_client
 from vllm_vitals.wire.room import Room
 
+__all__ = ["connect_", "path_"]
 KIB = 1 << 10
 Make = Callable[..., Collecting]
 Pair = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with short_directory() as made:
-        yield made / "d" / "s"
 
 
 @pytest.fixture
@@ -44,20 +39,6 @@ def collecting(path: Path) -> Iterator[Make]:
     yield make
     for each in made:
         each.receiver.stop()
-
-
-@pytest.fixture
-def connect(path: Path) -> Iterator[Callable[[], Client]]:
-    """Connect to the receiver."""
-    made: list[Client] = []
-
-    def make() -> Client:
-        made.append(Client(path))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture

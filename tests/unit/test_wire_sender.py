@@ -17,24 +17,18 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import facts, step
-from tests.unit.otlp import wait_until
-from tests.unit.wire import Collecting, numbered, numbers, short_directory
+from tests.unit.wire import Collecting, numbered, numbers, path_
+from tests.waiting import wait_until
 from vllm_vitals.step import Floats, Gone, Health, Rejection, Sleep
 from vllm_vitals.wire import connection, courier, outage, receiver
 from vllm_vitals.wire.frames import MOST_FROM_CLIENT, Frames, deliver, frame, receive
 from vllm_vitals.wire.messages import PROTOCOL, Hello, Refusal, Taken, Welcome, encode, from_client
 from vllm_vitals.wire.sender import Sender
 
+__all__ = ["path_"]
 ROOM = 1 << 20
 ASLEEP = Sleep("m", "0", "sleeping")
 LATENCIES = array("d", [0.01] * 1024)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """Return where the socket is."""
-    with short_directory() as made:
-        yield made / "d" / "s"
 
 
 @pytest.fixture(autouse=True)

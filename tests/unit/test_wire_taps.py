@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.builders import MODEL, Sight, request_stats
 from tests.unit.fake_vllm import Config, make_config
-from tests.unit.otlp import wait_until
 from tests.unit.wire import short_directory
+from tests.waiting import wait_until
 from vllm_vitals import runtime as runtimes
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.feed.tap import Tap

@@ -3,13 +3,14 @@
 import socket
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import pytest
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import fields
@@ -157,3 +158,24 @@ def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:
 
 
 RECORDS = st.one_of([structs(kind) for kind in get_args(Record)])
+
+
+@pytest.fixture(name="path")
+def path_() -> Iterator[Path]:
+    """Return where the socket is."""
+    with short_directory() as made:
+        yield made / "d" / "s"
+
+
+@pytest.fixture(name="connect")
+def connect_(path: Path) -> Iterator[Callable[[], Client]]:
+    """Connect to the receiver."""
+    made: list[Client] = []
+
+    def make() -> Client:
+        made.append(Client(path))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -2,10 +2,13 @@
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 MOST_BYTES = 256 * 2**10
 """The largest file of settings or rules. Without libyaml a megabyte of YAML takes seconds."""
+State = tuple[tuple[int, ...], ...]
+"""Of files at some moment; it is another one when one of them has changed."""
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
@@ -20,6 +23,19 @@ def read(path: Path, most: int = MOST_BYTES) -> bytes:
         raise OSError("no file can have such a name") from error
     except OSError as error:
         raise OSError(error.strerror or str(error)) from None
+
+
+def state(paths: Iterable[Path | str | None]) -> State:
+    """Return what tells files from those that were at their paths before; links are followed."""
+    return tuple(_mark(Path(path)) for path in paths if path)
+
+
+def _mark(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read(path: Path, most: int) -> bytes:

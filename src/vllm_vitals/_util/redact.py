@@ -38,7 +38,11 @@ PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 ENTITY = re.compile(r"&(?:#0{0,8}([0-9]{1,7})|#[xX]0{0,8}([0-9A-Fa-f]{1,6})|([A-Za-z]{2,24}));?")
 ESCAPE = re.compile(r"(?:\\u[0-9A-Fa-f]{4})+|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|\\U[0-9A-Fa-f]{8}|\\[^uUx0-7]", re.DOTALL)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://")
-HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)(?::[0-9]{0,5})?")
+HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)"
+HOST_PORT = re.compile(rf"{HOST}(?::[0-9]{{0,5}})?")
+HOST_COLON = re.compile(rf"{HOST}:")
+VALUE = re.compile("=|://")
+"""What comes before a value or a URL, where only a path is expected."""
 MOST_CODE, SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
 CONTROLS = {ord("n"): "\n", ord("r"): "\r", ord("t"): "\t", ord("b"): "\b", ord("f"): "\f"}
 
@@ -144,9 +148,13 @@ def shown_url(url: str) -> str:
     """Return a URL as it may be shown: without user, password, query and fragment.
 
     A user or password that is not percent-encoded may hold what ends them, so an `@` that comes later is taken for
-    their end. Where it may also be a part of the path or the query, nothing but the scheme is shown.
+    their end. Where it may also be a part of the path or the query, nothing but the scheme is shown. What is in the
+    place of a port and is none is hidden: of a URL that was cut, it is the password. So is the rest of a path from a
+    `=` on, for the `?` before it may be missing.
     """
     found = SCHEME.match(url)
+    if not found and "://" in url:
+        return HIDDEN  # a URL that is somewhere in a text
     scheme, rest = (found[0], url[found.end() :]) if found else ("", url)
     authority, later = _until(rest, "/?#")
     if "@" in later:
@@ -156,9 +164,17 @@ def shown_url(url: str) -> str:
     else:
         rest = f"{authority.rpartition('@')[2]}{later}"
     authority, later = _until(rest, "/?#")
-    if "@" in url and not HOST_PORT.fullmatch(authority):
-        return f"{scheme}{HIDDEN}"
-    return f"{scheme}{authority}{_until(later, '?#')[0]}"
+    if not HOST_PORT.fullmatch(authority):
+        host = None if "@" in url else HOST_COLON.match(authority)
+        return f"{scheme}{host[0] if host else ''}{HIDDEN}"
+    path = _until(later, "?#")[0]
+    value = VALUE.search(path)
+    return f"{scheme}{authority}{path[: value.end()] + HIDDEN if value else path}"
+
+
+def shown_text(text: str) -> str:
+    """Return a text as it may be shown: as a URL where it may be one."""
+    return shown_url(text) if "://" in text or "@" in text else text
 
 
 def _until(text: str, ends: str) -> tuple[str, str]:

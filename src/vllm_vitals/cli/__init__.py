@@ -1,13 +1,34 @@
 """The `vllm-vitals` command. What a command needs is imported when it runs, so that `--help` is quick."""
 
+import os
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """The commands; where their output cannot be written, that is said in a line."""
+
+    def main(self, *args: Any, **options: Any) -> Any:  # noqa: D102
+        try:
+            try:
+                return super().main(*args, **options)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except OSError as error:
+            if sys.stdout is sys.__stdout__:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more when it ends
+            typer.echo(f"vllm-vitals: {error}", err=True)
+            sys.exit(2)
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -101,8 +122,6 @@ def run_doctor(command: Command = None, *, json: Json = False, port: Port = None
 
     Run it with the Python environment and the variables that vLLM will have.
     """
-    import os  # noqa: PLC0415
-
     from vllm_vitals.cli import doctor  # noqa: PLC0415
 
     environ = dict(os.environ) if port is None else os.environ | {"VITALS_PROMETHEUS__PORT": str(port)}
@@ -206,7 +225,7 @@ def preview_dashboards(
 ) -> None:
     """Draw dashboards from a live Prometheus into one page, without Grafana. Needs the extra `preview`.
 
-    Exit code 1 when a query failed, 2 when an option is wrong or the Prometheus does not answer.
+    Exit code 1 when a query failed, 2 when an option is wrong, the Prometheus does not answer, or nothing can be written.
     """
     from vllm_vitals.cli import dashboards  # noqa: PLC0415
 
@@ -230,7 +249,7 @@ def print_rules(
 ) -> None:
     """Make recording rules and alerts for Prometheus: docs/alerts.md tells what they mean and what can be set.
 
-    Exit code 2 when the configuration is wrong.
+    Exit code 2 when the configuration is wrong, or the files cannot be written.
     """
     from vllm_vitals.cli import rules, rules_page  # noqa: PLC0415
 
@@ -247,7 +266,12 @@ def print_rules(
     if out is None:
         _page(rules.as_text(chosen))
         return
-    for path in rules.write(chosen, out):
+    try:
+        written = rules.write(chosen, out)
+    except OSError as error:
+        typer.echo(f"vllm-vitals rules: cannot write to {out}: {error}", err=True)
+        raise typer.Exit(2) from error
+    for path in written:
         typer.echo(path)
 
 
@@ -257,4 +281,4 @@ def _one_of(*, json: bool, markdown: bool) -> None:
 
 
 def _page(text: str) -> None:
-    sys.stdout.write(text)
+    typer.echo(text, nl=False)

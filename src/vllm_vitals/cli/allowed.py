@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_vitals.cli.output import number
-from vllm_vitals.settings import LONGEST_SOCKET
+from vllm_vitals.wire.directory import LONGEST_PATH
 
 Schema = Mapping[str, Any]
 WORDS = {
@@ -35,7 +35,7 @@ def allowed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
     if "$ref" in schema:
         return allowed(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if schema.get("format") == "unix-socket":
-        return f"an absolute path of at most {LONGEST_SOCKET} bytes"
+        return f"an absolute path of at most {LONGEST_PATH} bytes"
     if "anyOf" in schema:
         choices = (allowed(each, definitions) for each in schema["anyOf"] if each.get("type") != "null")
         return " or ".join(dict.fromkeys(choices))

@@ -9,7 +9,7 @@ import typer
 
 from vllm_vitals.promql import Histograms, Source
 
-FAILED = 1
+FAILED, WRONG = 1, 2
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, hi
             typer.echo(path)
     except OSError as error:
         typer.echo(f"vllm-vitals dashboards: cannot write to {directory}: {error}", err=True)
-        return FAILED
+        return WRONG
     return 0
 
 

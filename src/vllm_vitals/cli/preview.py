@@ -7,8 +7,9 @@ from typing import Any
 
 import typer
 
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.boards import Options, build
-from vllm_vitals.cli.dashboards import FAILED, Asked
+from vllm_vitals.cli.dashboards import FAILED, WRONG, Asked
 from vllm_vitals.preview import photo
 from vllm_vitals.preview.answers import asked as answers
 from vllm_vitals.preview.board import Preview
@@ -16,9 +17,7 @@ from vllm_vitals.preview.page import page
 from vllm_vitals.preview.prometheus import Prometheus, PrometheusError
 from vllm_vitals.preview.variables import chosen
 from vllm_vitals.preview.window import Window, moment, seconds
-from vllm_vitals.settings import without_password
 
-WRONG = 2
 Boards = dict[str, dict[str, Any]]
 
 
@@ -33,7 +32,7 @@ def show(asked: Asked) -> int:
         prometheus.check()
         browser = photo.browser() if asked.out.suffix == ".png" else ""
     except PrometheusError as error:
-        return _say(f"cannot ask the Prometheus at {without_password(asked.prometheus)}: {error}", WRONG)
+        return _say(f"cannot ask the Prometheus at {shown_url(asked.prometheus)}: {error}", WRONG)
     except ValueError as error:
         return _say(str(error), WRONG)
     except photo.PhotoError as error:
@@ -44,7 +43,9 @@ def show(asked: Asked) -> int:
     try:
         for path in _write(previews, asked.out, ", ".join(asked.variables), browser):
             typer.echo(path)
-    except (OSError, photo.PhotoError) as error:
+    except OSError as error:
+        return _say(f"cannot write {asked.out}: {error}", WRONG)
+    except photo.PhotoError as error:
         return _say(f"cannot write {asked.out}: {error}", FAILED)
     failed = [error for shown in previews.values() for error in shown.errors()]
     for each in failed:

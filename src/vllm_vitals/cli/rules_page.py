@@ -10,7 +10,7 @@ from vllm_vitals.rules import GROUPS, build
 from vllm_vitals.rules import config as model
 from vllm_vitals.rules.rule import Alert, Record
 from vllm_vitals.rules.windows import WRITTEN, duration
-from vllm_vitals.settings import Section
+from vllm_vitals.setting_types import Section
 
 COMMON = ("`enabled`", "`severity`", "`for`")
 WINDOW = re.compile(r"(?<=rate)[0-9]+[smhd]$")

@@ -14,14 +14,13 @@ from vllm_vitals._util.labels import label
 from vllm_vitals.catalog import CATALOG, itself
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE, SAVED_PREFILL
-from vllm_vitals.catalog.engine import IMBALANCE, LIMITED, RUNNING, SCHEDULED_TOKENS, UP
+from vllm_vitals.catalog.engine import IMBALANCE, LIMITED, UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.catalog.requests import ABANDONED
-from vllm_vitals.collector.cells import Cell, NumberCell
 from vllm_vitals.collector.connectors import ConnectorWriter
 from vllm_vitals.collector.cost import Costs
 from vllm_vitals.collector.engine import Engine, Rules, in_order
-from vllm_vitals.collector.imbalance import WINDOW, Imbalance, Load
+from vllm_vitals.collector.imbalance import WINDOW, Imbalance, loads
 from vllm_vitals.collector.slo import SloWriter, declare
 from vllm_vitals.collector.store import MOST_SCOPES, Store
 from vllm_vitals.collector.writers import GaugeWriter, Writer, prepare, scope_key, writers
@@ -138,13 +137,8 @@ class Collector:
 
     def _compare(self, until: float, behind: Collection[str]) -> None:
         """Show how evenly the engines of a model share its work, unless one of them has not been heard of for long."""
-        loads: dict[str, dict[str, Load]] = {}
-        for model, name in self._engines:
-            if model not in behind:
-                running = self.store[RUNNING].cells.get((model, name))
-                tokens = [cell for key, cell in self.store[SCHEDULED_TOKENS].cells.items() if key[:2] == (model, name)]
-                loads.setdefault(model, {})[name] = Load(_value(running), sum(map(_value, tokens)))
-        for model, compared, ratio in self._imbalance.look(until, loads):
+        told = [key for key in self._engines if key[0] not in behind]
+        for model, compared, ratio in self._imbalance.look(until, loads(self.store, told)):
             if ratio is None:
                 self.store[IMBALANCE].cells.pop((model, compared), None)
             else:
@@ -400,7 +394,3 @@ class Collector:
 
 def _fitting(key: EngineKey) -> EngineKey:
     return label(key[0]), label(key[1])
-
-
-def _value(cell: Cell | None) -> float:
-    return cell.value if isinstance(cell, NumberCell) else 0.0

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_vitals._util.amounts import quotient
+from vllm_vitals.catalog.engine import RUNNING, SCHEDULED_TOKENS
+from vllm_vitals.collector.cells import Cell, NumberCell
+from vllm_vitals.collector.store import Store
 
 WINDOW = 10.0
 """Seconds over which the work is compared: single steps are uneven by nature."""
@@ -19,6 +22,20 @@ class Load(NamedTuple):
     """Requests in its batch."""
     tokens: float
     """Tokens that it has worked on since it started."""
+
+
+def loads(store: Store, engines: Iterable[tuple[str, str]]) -> dict[str, dict[str, Load]]:
+    """Return the load of some engines, each by its model and its own name, as the store has it."""
+    found: dict[str, dict[str, Load]] = {}
+    for model, name in engines:
+        running = store[RUNNING].cells.get((model, name))
+        tokens = [cell for key, cell in store[SCHEDULED_TOKENS].cells.items() if key[:2] == (model, name)]
+        found.setdefault(model, {})[name] = Load(_value(running), sum(map(_value, tokens)))
+    return found
+
+
+def _value(cell: Cell | None) -> float:
+    return cell.value if isinstance(cell, NumberCell) else 0.0
 
 
 class Imbalance:

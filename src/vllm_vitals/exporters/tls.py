@@ -1,12 +1,10 @@
 """The TLS side of the scrape endpoint: its files are read anew when they change, as certificates do that expire."""
 
 import ssl
-from pathlib import Path
 
+from vllm_vitals._util.files import State, state
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import PrometheusSettings
-
-State = tuple[tuple[int, ...], ...]
 
 
 class Certificates:
@@ -41,17 +39,8 @@ class Certificates:
         LOGGER.info("The TLS files of the scrape endpoint have changed and are read anew: %s", self._settings.tls_cert)
 
     def _state(self) -> State:
-        """Return what tells a file from the one that was at its path before; links are followed."""
         settings = self._settings
-        return tuple(map(_mark, filter(None, (settings.tls_cert, settings.tls_key, settings.tls_client_ca))))
-
-
-def _mark(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return state((settings.tls_cert, settings.tls_key, settings.tls_client_ca))
 
 
 def tls_context(settings: PrometheusSettings) -> ssl.SSLContext:

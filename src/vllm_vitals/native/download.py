@@ -11,9 +11,9 @@ from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.native.trust import Trust
 from vllm_vitals.native.wire import Deadline, TooMuchError, Wire, connect
-from vllm_vitals.settings import without_password
 
 MOST_REDIRECTS = 3
 MOST_BYTES = 16 * 2**20
@@ -49,7 +49,7 @@ class Download(NamedTuple):
 
 def shown(url: str) -> str:
     """Return a URL as it may be shown: without user, password and query, any of which may be secret."""
-    return clean(without_password(url), LONGEST_URL)
+    return clean(shown_url(url), LONGEST_URL)
 
 
 def download(url: str, timeout: float, most: int = MOST_BYTES, trust: Trust | None = None) -> Download:

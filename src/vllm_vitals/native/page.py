@@ -11,13 +11,17 @@ from prometheus_client.parser import text_fd_to_metric_families as text_families
 
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.bounds import shown as shown_value
+from vllm_vitals._util.redact import Redactor, of_url
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.native.download import download, shown
+from vllm_vitals.logs import keep_out
+from vllm_vitals.native.download import DownloadError, download, shown
 from vllm_vitals.native.trust import Trust
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 END = ("# EOF", "# EOF\n")
 """How OpenMetrics ends."""
+LONGEST_REASON = 800
+"""Characters of why a page cannot be had; they hold two URLs and a peer's words at most."""
 MOST_SHOWN = 100
 """Characters of a line that an error shows."""
 LONGEST_LINE = 2**15
@@ -67,13 +71,20 @@ def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | 
 
     Raises:
         DownloadError: when there is no page.
-        PageError: when it is none of metrics.
+        PageError: when it is none of metrics. Neither shows a secret of the URL, which a server may send back.
     """
-    page = download(url, timeout, trust=trust)
+    try:
+        page = download(url, timeout, trust=trust)
+    except DownloadError as error:
+        raise DownloadError(_without_secrets(url, error)) from error.__cause__
     try:
         return parse(page.content, page.type, pause)
     except PageError as error:
-        raise PageError(f"{shown(url)}: {error}") from error
+        raise PageError(f"{shown(url)}: {_without_secrets(url, error)}") from error
+
+
+def _without_secrets(url: str, error: Exception) -> str:
+    return clean(Redactor(of_url(url)).clean(str(error)), LONGEST_REASON)
 
 
 def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> list[NativeMetric]:
@@ -157,6 +168,7 @@ class Page:
         self._url = url
         self._timeout = timeout
         self._trust = trust or Trust()
+        keep_out(Redactor(of_url(url)))
         self._families: list[NativeMetric] = []
         self.time = 0.0
         """Unix time at which it came, 0 when none did yet."""

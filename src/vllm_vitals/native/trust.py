@@ -4,11 +4,11 @@ import ssl
 from pathlib import Path
 
 from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.files import State, state
 from vllm_vitals.logs import LOGGER
 from vllm_vitals.settings import NativeSettings
 
 LONGEST_REASON = 300
-State = tuple[tuple[int, ...], ...]
 
 
 class Trust:
@@ -74,15 +74,6 @@ class Trust:
         return context
 
     def _state(self) -> State:
-        """Return what tells files from those that were at their paths before; links are followed."""
         system = ssl.get_default_verify_paths()
         roots = (self._ca,) if self._ca else (system.cafile, system.capath)
-        return tuple(_mark(Path(path)) for path in (*roots, self._cert, self._key) if path)
-
-
-def _mark(path: Path) -> tuple[int, ...]:
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return state((*roots, self._cert, self._key))

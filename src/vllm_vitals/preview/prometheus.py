@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
-from vllm_vitals.settings import without_password
+from vllm_vitals._util.redact import shown_url
 
 TIMEOUT = 30
 """Seconds for an answer."""
@@ -40,7 +40,7 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"{without_password(url)!r} must be a URL such as http://localhost:9090")
+            raise ValueError(f"{shown_url(url)!r} must be a URL such as http://localhost:9090")
         self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self._headers = {}
         if parts.username:

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from vllm_vitals.gpu.sample import REASONS
 from vllm_vitals.rules.windows import Interval, Wait, Window
-from vllm_vitals.settings import Section, Share
+from vllm_vitals.setting_types import Section, Share
 
 Severity = Literal["critical", "warning", "info"]
 LabelName = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]

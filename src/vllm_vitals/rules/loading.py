@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_vitals._util import documents
 from vllm_vitals._util.bounds import clean, closest, shown
+from vllm_vitals._util.redact import shown_text
 from vllm_vitals.rules.config import RulesConfig
 
 MOST_LINES = 20
@@ -45,10 +46,10 @@ def read(path: Path) -> RulesConfig:
 
 def _line(error: Any) -> str:
     path = tuple(str(part) for part in error["loc"])
-    setting = ".".join(clean(part, LONGEST_KEY) for part in path)
+    setting = ".".join(clean(shown_text(part), LONGEST_KEY) for part in path)
     if error["type"] == "extra_forbidden":
         return f"there is no {setting!r}{_near(path)}"
-    given = "" if isinstance(error["input"], Mapping) else f"={shown(error['input'], LONGEST_SHOWN)}"
+    given = "" if isinstance(error["input"], Mapping) else f"={shown(error['input'], LONGEST_SHOWN, shown_text)}"
     return f"{setting}{given}: {clean(error['msg'].removeprefix('Value error, '), LONGEST_MESSAGE)}"
 
 

@@ -76,7 +76,7 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         except SettingsError as error:
             for line in str(error).splitlines():
                 LOGGER.error("%s stays off: %s", self.name, line)
-            if is_strict(os.environ):
+            if error.strict:
                 raise
         except Exception:
             LOGGER.exception("%s stays off: it could not start", self.name)

@@ -9,7 +9,7 @@ from vllm_vitals._util.redact import shown_url
 from vllm_vitals.cli.checks.command import CommandError, ServeCommand, parse
 from vllm_vitals.cli.checks.finding import Finding, fail, ok, warn
 from vllm_vitals.cli.checks.installed import Release, release, vllm_versions
-from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, is_strict, load
+from vllm_vitals.configuration import ENDPOINT, HEADERS, PREFIX, Loaded, SettingsError, load
 from vllm_vitals.settings import (
     GpuSettings,
     NativeSettings,
@@ -125,7 +125,7 @@ def settings(launch: Launch) -> Iterator[Finding]:
     else:
         for section, lines in outcome.problems.items():
             what_then = WITHOUT.get(section, "") if outcome.rest else "vLLM will start without our metrics"
-            if is_strict(launch.environ):
+            if outcome.strict:
                 what_then = "vLLM will not start"
             yield from (fail(line, f"Until then {what_then}. {DOCUMENTED}") for line in lines)
     for line in outcome.warnings:
