@@ -91,6 +91,14 @@ def waiting(server: VllmServer) -> float:
     return value(parse(server.vitals_text()), "vllm_engine_requests_waiting", reason="capacity")
 
 
+def faults(page: Samples) -> float:
+    """Return how many errors a page shows, but for those of exports.
+
+    One fails while a server starts that has no receiver yet, or goes without vLLM's own metrics when those are late.
+    """
+    return sum(number for labels, number in page["vitals_errors_total"].items() if ("stage", "export") not in labels)
+
+
 def idle(server: VllmServer) -> bool:
     """Tell whether the engines have nothing to do."""
     return running(server) == waiting(server) == 0

@@ -107,7 +107,7 @@ async def flood(url: str, every: float) -> AsyncIterator[None]:
 
         async def send() -> None:
             while True:
-                sent.append(asyncio.create_task(ask(session, 150, rng)))
+                sent.append(asyncio.create_task(ask(session, 75, rng)))
                 await asyncio.sleep(every)
 
         sending = asyncio.create_task(send())
@@ -149,7 +149,8 @@ def test_alerts_fire_under_overload_and_end_with_it(watched: Watched) -> None:
     assert prometheus.query(bad) == 0
 
     longest = asyncio.run(overloaded(watched))
-    (burn,), (queue, *_) = (receiver.heard(name, "firing") for name in (BURN, QUEUE))
+    # Where a slow machine ends fewer requests than the floor for a while, the alert does, and fires anew.
+    (burn, *_), (queue, *_) = (receiver.heard(name, "firing") for name in (BURN, QUEUE))
     assert burn["labels"] == {
         "alertname": BURN, "severity": "critical", "job": "vllm", "model_name": "tiny", "slo": "chat",
         "long": "30s", "short": "10s", "factor": "14.4",
@@ -178,10 +179,9 @@ def test_alerts_fire_under_overload_and_end_with_it(watched: Watched) -> None:
 
     for _ in range(20):
         asyncio.run(one_by_one(server.url, 3))
-        if all(receiver.heard(name, "resolved") for name in (BURN, QUEUE)):
+        if receiver.latest(BURN) == receiver.latest(QUEUE) == "resolved":
             break
-    assert receiver.heard(BURN, "resolved")
-    assert receiver.heard(QUEUE, "resolved")
+    assert receiver.latest(BURN) == receiver.latest(QUEUE) == "resolved"
     assert {each["labels"]["alertname"] for each in receiver.alerts} == {BURN, QUEUE}
 
 

@@ -13,13 +13,11 @@ from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.native.download import DownloadError, shown
 from vllm_vitals.native.mapping import missing
 from vllm_vitals.native.names import COUNTERPARTS
-from vllm_vitals.native.page import Page, PageError
+from vllm_vitals.native.page import LONGEST_REASON, Page, PageError
 from vllm_vitals.native.source import NativeSource
 from vllm_vitals.native.trust import Trust
 from vllm_vitals.settings import NativeSettings
 
-LONGEST_REASON = 800
-"""Characters of why a page cannot be had; they hold two URLs and a peer's words at most."""
 MOST_REASONS = 10
 """Of one outage that are logged: a peer may find a new one each time."""
 
