@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.unit.builders import MODEL, Sight, feed, step
 from tests.unit.fake_vllm import FakeVllm, fake_vllm  # noqa: F401 - a fixture
-from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, points, said
+from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, free_port, points, said
 from tests.unit.peer import Peer, answer
 from tests.waiting import wait_until
 from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
+from vllm_vitals.exporters.otlp.exporter import OtlpExporter, _read, otlp_exporter
 from vllm_vitals.native.page import Page
 from vllm_vitals.settings import Settings
 from vllm_vitals.sidecar import NativeSidecar
@@ -230,6 +230,25 @@ def test_a_collector_that_raises_costs_neither_what_came_before_nor_the_next_rea
         assert [points(push.message).get(NATIVE) is not None for push in receiver.received] == [True, False, True]
         assert total(receiver, NATIVE, "delta") == 10
     assert warnings(caplog) == ["vllm-vitals: vLLM's own metrics could not be read"]
+    assert Sight(collector)("vitals_errors_total", process="0", stage="export") == 2
+
+
+def test_a_page_that_nobody_serves_yet_is_told_in_one_line_and_pushed_once_it_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    vllm = Vllm()
+    with pushing(vllm, "hangs", shutdown_timeout=0.0, interval=60.0) as (receiver, collector, exporter):
+        page, url = exporter._native._work, f"http://{HOST}:{free_port()}/metrics"  # type: ignore[union-attr]
+        exporter._native._work = partial(_read, Page(url, AT_HAND).fresh)  # type: ignore[union-attr]
+        for _ in range(2):
+            assert exporter.push(5.0).ok
+        exporter._native._work = page  # type: ignore[union-attr]
+        assert exporter.push(5.0).ok
+        assert [NATIVE in points(push.message) for push in receiver.received] == [False, False, True]
+    (line,) = warnings(caplog)
+    assert line.startswith(f"vllm-vitals: vLLM's own metrics could not be read, trying again at every push: {url}: ")
+    assert "Connection refused" in line
+    assert [record for record in caplog.records if record.exc_info] == []
     assert Sight(collector)("vitals_errors_total", process="0", stage="export") == 2
 
 

@@ -50,6 +50,11 @@ class Receiver:
         """Return what was told of an alert that was firing, or resolved."""
         return [each for each in list(self.alerts) if each["labels"]["alertname"] == name and each["status"] == status]
 
+    def latest(self, name: str) -> str | None:
+        """Return what was told last of an alert, `None` if nothing was."""
+        told = [each["status"] for each in list(self.alerts) if each["labels"]["alertname"] == name]
+        return told[-1] if told else None
+
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self

@@ -41,7 +41,7 @@ class Pod:
     def run(self, name: str, path: str, image: Paths | None = None) -> None:
         """Run a container to its end; `image` says where some of its image's files are here."""
         with self._started(name, path, image or {}) as process:
-            assert process.wait(60) == 0, self.log(name)
+            assert process.wait(300) == 0, self.log(name)
 
     def start(self, name: str, path: str) -> subprocess.Popen[bytes]:
         """Start a container; it runs until the pod is stopped."""

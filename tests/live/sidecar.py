@@ -30,11 +30,11 @@ class SidecarProcess:
 
     def start(self) -> None:
         self._launch()
-        assert eventually(self.answers, 20), self.log.read_text()
+        assert eventually(self.answers), self.log.read_text()
 
     def fail(self) -> int:
         """Start it where it cannot, and return its exit code."""
-        return self._launch().wait(20)
+        return self._launch().wait(60)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:

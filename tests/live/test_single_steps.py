@@ -32,8 +32,9 @@ def spent(ours: Samples) -> dict[str, float]:
     return {state: value(ours, "vllm_engine_limited_duration_seconds_total", limiter=state) for state in states}
 
 
-def test_it_is_work_for_as_long_as_vllm_says(roomy: Shared) -> None:
-    server = roomy.server
+def test_it_is_work_for_as_long_as_vllm_says(tight: Shared) -> None:
+    """Nobody reads meanwhile, not even a push: what was shown as idle while a step took longer than usual stays idle."""
+    server = tight.server
     asyncio.run(one_after_another(server, 1000))  # the first takes long, and a part of it was told as idle
     native_before, before = settled(server)
     asyncio.run(one_after_another(server, 1000 + REQUESTS))
@@ -46,7 +47,7 @@ def test_it_is_work_for_as_long_as_vllm_says(roomy: Shared) -> None:
     assert value(native, count) - value(native_before, count) == REQUESTS
     work = spent(ours)["none"] - spent(before)["none"]
     # From when a request came to this server to its answer: longer than in the engine, and each alone in it.
-    assert 0.98 * took["request_inference_time"] <= work <= took["time_to_first_token"] * 1.02 + 0.05
+    assert took["request_inference_time"] <= work <= took["time_to_first_token"] * 1.02 + 0.05
     assert {state for state, seconds in spent(ours).items() if seconds > spent(before)[state]} == {"none", "idle"}
     name = "vllm_engine_gpu_time_seconds_total"
     busy = value(ours, name, state="busy") - value(before, name, state="busy")

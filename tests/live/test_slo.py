@@ -13,7 +13,7 @@ import pytest
 from tests.live.layouts import LADDER, NARROW, SLOS, TPOT, Shared
 from tests.live.load import put_load
 from tests.live.model import VOCAB
-from tests.live.pages import eventually, settled
+from tests.live.pages import eventually, faults, settled
 from tests.live.server import MODEL_NAME, VllmServer
 from tests.parity import Samples, parse, value
 
@@ -141,7 +141,7 @@ def test_under_load_all_sequences_and_tokens_are_counted(server: VllmServer) -> 
     assert more("vllm_slo_violations_total", phase="unknown") == 0
     assert more("vllm_slo_excluded_total") == 0
     assert more(REQUESTS, slo="short") + more(REQUESTS, slo="long") == ended
-    assert value(samples, "vitals_errors_total") == 0
+    assert faults(samples) == 0
 
 
 async def one_behind_others(url: str, rng: random.Random, ahead: int, behind: int) -> Seen:

@@ -33,6 +33,8 @@ SAMPLE = r"(?=(?:_total|_created|_bucket|_count|_sum|_info|_gcount|_gsum)?[{ ])"
 COUNTING = ("counter", "histogram", "summary")
 
 Pause = Callable[[], None]
+LONGEST_REASON = 800
+"""Characters of why a page cannot be had; they hold two URLs and a peer's words at most."""
 
 
 class PageError(Exception):

@@ -14,6 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import vllm_vitals
+from vllm_vitals._util.bounds import clean
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.otlp.answer import Answer, failed, redacted, sort
@@ -25,6 +26,8 @@ from vllm_vitals.exporters.otlp.transport import Transport, connect
 from vllm_vitals.feed.pace import Pace
 from vllm_vitals.logs import LOGGER, keep_out, log_once
 from vllm_vitals.native.apart import Apart, Outcome
+from vllm_vitals.native.download import DownloadError
+from vllm_vitals.native.page import LONGEST_REASON, PageError
 from vllm_vitals.settings import OtlpSettings, Settings
 
 NAME = "otlp"
@@ -155,6 +158,11 @@ class OtlpExporter:
         yield from found.items
         try:
             found.check()
+        except (DownloadError, PageError) as error:  # vLLM may just start: it pushes before it answers requests
+            self._whole = False
+            unread = "vLLM's own metrics could not be read, trying again at every push: %s"
+            log_once(logging.WARNING, unread, clean(str(error), LONGEST_REASON))
+            self._collector.count_error("export")
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
             self._whole = False
             self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
