@@ -33,6 +33,10 @@ HEADER = re.compile(r"[A-Za-z0-9._-]+")
 """What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
 PORT = re.compile(r"[0-9]{0,5}(?![^/\"'\s,}\]])")
 """And what may come after it, in JSON too."""
+PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s/?#:@\[\]]+)(?::[0-9]{0,5})?[/?#]")
+"""A host, with or without a port, and the beginning of what comes after it in a URL."""
+PEM = "-----BEGIN"
+HIDDEN = "***"
 SECONDS = {"": Fraction(1), "ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 SHARES = {"": Fraction(1), "%": Fraction(1, 100)}
 
@@ -47,21 +51,28 @@ def without_password(url: str) -> str:
     """Return a URL as it may be shown: without the user, password and query that it may hold.
 
     All before the last `@` goes: a password may hold `/`, `?` and `#`, though it should not. So does what is in the
-    place of a port and is none: of a URL that was cut, it is the password.
+    place of a port and is none: of a URL that was cut, it is the password. Where the `@` may be a part of the path or the
+    query, nothing is shown.
     """
     before, separator, rest = url.partition("://")
     if not separator:
         before, rest = "", url
-    shown = re.split("[?#]", rest.rpartition("@")[2], maxsplit=1)[0]
+    proof, at, shown = rest.rpartition("@")
+    if at and separator and PLACE.match(proof):
+        return f"{before.rpartition('@')[2]}{separator}{HIDDEN}"
+    shown = re.split("[?#]", shown, maxsplit=1)[0]
     authority = shown.partition("/")[0]
     colon = authority.find(":", authority.rfind("]") + 1)
     if colon >= 0 and not PORT.match(authority[colon + 1 :]):
-        shown = f"{shown[:colon]}:***"
+        shown = f"{shown[:colon]}:{HIDDEN}"
     return f"{before.rpartition('@')[2]}{separator}{shown}"
 
 
 def redacted(text: str) -> str:
-    """Return a text as it may be shown: without passwords where it is a URL, or has one in it."""
+    """Return a text as it may be shown: without passwords where it is a URL, or has one in it; of a key its beginning."""
+    begin, key, _ = text.partition(PEM)
+    if key:
+        return f"{redacted(begin)}{PEM}{HIDDEN}"
     return without_password(text) if "://" in text or "@" in text else text
 
 

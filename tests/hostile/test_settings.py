@@ -256,6 +256,14 @@ SECRETIVE = [
     {"VITALS_NATIVE__URL": f'{{"http://u:{SECRET}@host": "http://u:{SECRET}@host"}}'},
     {"VITALS_NATIVE__TIMEOUT": f"http://host/?token={SECRET}"},
     {"OTEL_METRICS_EXPORTER": f"https://u:{SECRET}@host"},
+    {"OTEL_EXPORTER_OTLP_TIMEOUT": f"http://u:{SECRET}@host"},
+    {"OTEL_METRIC_EXPORT_INTERVAL": f"http://u:{SECRET}@host"},
+    {"VITALS_NATIVE__URL": f"ftp://host/metrics?to=a@b&key={SECRET}"},
+    {"VITALS_CONFIG": f"http://u:{SECRET}@host/a.yaml"},
+    {"VITALS_CONFIG": f"s3://bucket/a.yaml?key={SECRET}.yaml"},
+    {"VITALS_OTLP__TLS_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}"},
+    {"VITALS_PROMETHEUS__TLS_KEY": f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}", "VITALS_PROMETHEUS__TLS_CERT": "/a"},
+    {"OTEL_EXPORTER_OTLP_CLIENT_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}"},
 ]
 
 

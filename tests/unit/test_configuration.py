@@ -422,6 +422,7 @@ def test_a_password_in_a_url_is_not_shown() -> None:
         ("http://me:pa/ss:word", "http://me:***"),
         ("http://[::1]:pass", "http://[::1]:***"),
         ("me:pass", "me:***"),
+        ("http://host:80/a?to=b@c&key=secret", "http://***"),
         ('{"url": "http://host:80", "x": 1}', '{"url": "http://host:80", "x": 1}'),
         ("", ""),
     ],

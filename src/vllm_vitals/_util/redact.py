@@ -37,7 +37,8 @@ SQUEEZE: dict[int, int | None] = {
 PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 ENTITY = re.compile(r"&(?:#0{0,8}([0-9]{1,7})|#[xX]0{0,8}([0-9A-Fa-f]{1,6})|([A-Za-z]{2,24}));?")
 ESCAPE = re.compile(r"(?:\\u[0-9A-Fa-f]{4})+|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|\\U[0-9A-Fa-f]{8}|\\[^uUx0-7]", re.DOTALL)
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://")
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://|(?:dns|ipv4|ipv6|unix|unix-abstract|vsock):")
+"""Or what gRPC has in its place."""
 HOST_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)(?::[0-9]{0,5})?")
 MOST_CODE, SURROGATES = 0x10FFFF, range(0xD800, 0xE000)
 CONTROLS = {ord("n"): "\n", ord("r"): "\r", ord("t"): "\t", ord("b"): "\b", ord("f"): "\f"}
@@ -136,6 +137,7 @@ def of_url(url: str) -> Iterator[str]:
     if at:
         user, _, password = proof.partition(":")
         yield from (proof, user, password, *re.split(r"[/?#@:]", proof))
+    yield _no_port(_until(rest, "/?#")[0])[1]
     for pair in re.split(r"[&;?#]", re.sub(r"\A[^?#]*[?#]?", "", rest)):
         yield pair.partition("=")[2] or pair
 
@@ -144,7 +146,8 @@ def shown_url(url: str) -> str:
     """Return a URL as it may be shown: without user, password, query and fragment.
 
     A user or password that is not percent-encoded may hold what ends them, so an `@` that comes later is taken for
-    their end. Where it may also be a part of the path or the query, nothing but the scheme is shown.
+    their end. Where it may also be a part of the path or the query, nothing but the scheme is shown. What is in the
+    place of a port and is none is hidden too: of a URL that was cut, it is the password.
     """
     found = SCHEME.match(url)
     scheme, rest = (found[0], url[found.end() :]) if found else ("", url)
@@ -158,7 +161,16 @@ def shown_url(url: str) -> str:
     authority, later = _until(rest, "/?#")
     if "@" in url and not HOST_PORT.fullmatch(authority):
         return f"{scheme}{HIDDEN}"
-    return f"{scheme}{authority}{_until(later, '?#')[0]}"
+    host, wrong = _no_port(authority)
+    return f"{scheme}{host}{HIDDEN if wrong else ''}{_until(later, '?#')[0]}"
+
+
+def _no_port(authority: str) -> tuple[str, str]:
+    """Return a host, and what is in the place of its port and is none."""
+    colon = authority.find(":", authority.rfind("]") + 1) + 1
+    if not colon or "@" in authority or HOST_PORT.fullmatch(authority):
+        return authority, ""
+    return authority[:colon], authority[colon:]
 
 
 def _until(text: str, ends: str) -> tuple[str, str]:

@@ -11,8 +11,10 @@ from prometheus_client.parser import text_fd_to_metric_families as text_families
 
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.bounds import shown as shown_value
+from vllm_vitals._util.redact import Redactor, of_url
 from vllm_vitals.feed.pace import Pace
-from vllm_vitals.native.download import download, shown
+from vllm_vitals.logs import keep_out
+from vllm_vitals.native.download import DownloadError, download, shown
 from vllm_vitals.native.trust import Trust
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
@@ -69,11 +71,19 @@ def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | 
         DownloadError: when there is no page.
         PageError: when it is none of metrics.
     """
-    page = download(url, timeout, trust=trust)
     try:
+        page = download(url, timeout, trust=trust)
         return parse(page.content, page.type, pause)
+    except DownloadError as error:
+        raise DownloadError(_without_secrets(str(error), url)) from error.__cause__
     except PageError as error:
-        raise PageError(f"{shown(url)}: {error}") from error
+        raise PageError(_without_secrets(f"{shown(url)}: {error}", url)) from None
+
+
+def _without_secrets(said: str, url: str) -> str:
+    """Return what is said of a URL without what it proves who asks with: some servers repeat that."""
+    where = shown(url)
+    return where + Redactor(of_url(url)).clean(said.removeprefix(where))
 
 
 def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> list[NativeMetric]:
@@ -154,6 +164,7 @@ class Page:
     """The latest page of a URL, in the shape of a registry."""
 
     def __init__(self, url: str, timeout: float, trust: Trust | None = None) -> None:
+        keep_out(Redactor(of_url(url)))
         self._url = url
         self._timeout = timeout
         self._trust = trust or Trust()
