@@ -199,7 +199,7 @@ def _strict(variables: Sequence[Given]) -> tuple[bool, list[str]]:
 
 def read_file(path: Path) -> dict[str, Any]:
     """Return what a YAML or TOML settings file says, or raise `SettingsError`."""
-    where = f"{FILE_VARIABLE}={shown(str(path), LONGEST_ORIGIN)}"
+    where = f"{FILE_VARIABLE}={shown(str(path), LONGEST_ORIGIN, _path)}"
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{where}: the name must end in .yaml, .yml or .toml")
     try:
@@ -209,6 +209,12 @@ def read_file(path: Path) -> dict[str, Any]:
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{where}: must hold a mapping of settings, holds a {type(content).__name__}")
     return content or {}
+
+
+def _path(name: str) -> str:
+    """Return the name of a file as it may be shown: one that begins as a URL does may hold a password."""
+    scheme, slash, rest = name.partition(":/")
+    return shown_url(f"{scheme}://{rest.lstrip('/')}") if slash and scheme.isalnum() else name
 
 
 def _dotted(path: Iterable[Any]) -> str:

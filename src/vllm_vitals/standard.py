@@ -29,7 +29,10 @@ def _same(text: str) -> Any:
 
 
 def _milliseconds(text: str) -> float:
-    return float(text) / 1000
+    try:
+        return float(text) / 1000
+    except ValueError:  # its own words repeat the text, which may hold a password
+        raise ValueError("expected a number") from None
 
 
 def _lower(text: str) -> str:

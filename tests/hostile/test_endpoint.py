@@ -470,7 +470,9 @@ def unaccepted(target: Target) -> socket.socket:
         target.tell("exhaust")
         client = target.connect()
         client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
-        wait_until(lambda client=client: "cannot accept" in target.said("WARNING") or can_be_read(client), what=target.said)
+        wait_until(
+            lambda client=client: "cannot accept" in target.said("WARNING") or can_be_read(client), what=target.said
+        )
         if "cannot accept" in target.said("WARNING"):
             return client
         client.close()

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tests.hostile.pages import Pages, Pushes, readable, total
 from tests.live.bootstrap import prometheus_tools
@@ -22,9 +23,11 @@ from tests.live.pages import eventually
 from tests.live.server import fetch, free_port
 from tests.unit.builders import collect, examples, feed, finished, step
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
+from tests.unit.test_otlp_pushes import Link
 from vllm_vitals._util.labels import LONGEST_LABEL, UNKNOWN, label, named, shown
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
+from vllm_vitals.exporters.web import native_page
 from vllm_vitals.step import OTHER, Facts, Finished, Health, Rejection, Sleep, Step
 from vllm_vitals.vllm.reader import Reader
 
@@ -112,6 +115,25 @@ def test_any_request_id_leaves_a_page_that_parses(text: str) -> None:
     pages = Pages(collect(finished(*ended), exemplars=True), openmetrics=True)
     assert total(pages.next(), "vllm_request_duration_seconds_count") == 2
     assert b'request_id="fair"' in pages.render()
+
+
+def test_no_text_of_vllms_own_metrics_costs_a_page_or_a_push() -> None:
+    """A client may name an adapter, and any library may have metrics in that registry."""
+    registry = CollectorRegistry()
+    texts = [f"{place} {text}" for place, text in enumerate(HOSTILE) if len(text) < LONGEST_LABEL]
+    lora = Gauge("vllm:lora", "".join(texts), ["name"], registry=registry)
+    for text in texts:
+        lora.labels(text).set(1)
+    Counter("vllm:z", "Last.", registry=registry).inc(7)
+    for openmetrics in (False, True):
+        page = b"".join(native_page(registry.collect(), lambda: None, lambda _: True, openmetrics=openmetrics))
+        lines = page.decode().split("\n")
+        assert "vllm:z_total 7.0" in lines
+        assert not [letter for line in lines for letter in line if ord(letter) < ord(" ") or letter == "\x7f"]
+        assert len([line for line in lines if line.startswith("vllm:lora{")]) == len(texts)
+    link = Link(native=lambda: registry)
+    assert link.push().ok
+    assert link.sums()["vllm:z_total", frozenset()] == (7,)
 
 
 def test_what_is_no_text_is_unknown_and_never_none() -> None:

@@ -1,11 +1,13 @@
 """Whatever the server of `native.url` sends, a page is taken in or a bounded line says why not, and nothing else is lost."""
 
 import gzip
+import html
 import logging
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import trustme
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.hostile.documents import SECRET, damaged
+from tests.hostile.receiver import listening, told
 from tests.unit.builders import collect, examples
 from tests.unit.native_vllm import OPENMETRICS, RUST, TEXT, Vllm, openmetrics_page, text_page
 from tests.unit.peer import HOST, Peer, answer
@@ -221,6 +224,27 @@ def test_pages_that_cost_much_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(PageError, match=words):
             parse(content, TEXT)
     assert parse(b"a 1\n" + b'a{b="' + b"x" * (LONGEST_LINE - 20) + b'"} 1\n', TEXT)
+
+
+def test_what_the_server_repeats_of_a_secret_is_hidden(watch: Watch) -> None:
+    pair = b64encode(f"me:{SECRET}".encode()).decode()
+    for proof in (pair, SECRET, quote(SECRET), f"/metrics?key={SECRET}", html.escape(SECRET)):
+        for sent in (
+            answer(b"", status=f"401 no {proof}"),
+            answer(b"", f"Location: http://127.0.0.1:9/{proof}", status="302 Found"),
+            answer(b"a 1\n", f"Content-Type: {proof}"),
+            answer(b"a 1\n", f"Content-Encoding: {proof}"),
+            answer(f"you sent {proof} and more\n".encode(), KIND),
+            answer(f"you sent {proof}".encode(), KIND),
+            f"hello {proof}\r\n\r\n".encode(),
+        ):
+            with listening() as lines:
+                watch.poller._said.clear()
+                said = watch.poll(sent)
+            told_ = "\n".join([said, *lines])
+            assert said
+            assert not told(SECRET, told_), told_
+            assert not told(pair, told_), told_
 
 
 def test_bombs_are_refused(watch: Watch) -> None:

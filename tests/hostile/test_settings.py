@@ -261,6 +261,14 @@ SECRETIVE = [
     {"OTEL_METRICS_EXPORTER": f"a=https://u:{SECRET}"},
     {"VITALS_NATIVE__TIMEOUT": f'{{"a": "http://host", "url": "http://u:{SECRET}"'},
     {"VITALS_NATIVE__URL": f"http://u:a/b@host:0/metrics/token={SECRET}"},
+    {"OTEL_EXPORTER_OTLP_TIMEOUT": f"http://u:{SECRET}@host"},
+    {"OTEL_METRIC_EXPORT_INTERVAL": f"http://u:{SECRET}@host"},
+    {"VITALS_NATIVE__URL": f"ftp://host/metrics?to=a@b&key={SECRET}"},
+    {"VITALS_CONFIG": f"http://u:{SECRET}@host/a.yaml"},
+    {"VITALS_CONFIG": f"s3://bucket/a.yaml?key={SECRET}.yaml"},
+    {"VITALS_OTLP__TLS_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}"},
+    {"VITALS_PROMETHEUS__TLS_KEY": f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}", "VITALS_PROMETHEUS__TLS_CERT": "/a"},
+    {"OTEL_EXPORTER_OTLP_CLIENT_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}"},
 ]
 
 

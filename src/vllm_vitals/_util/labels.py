@@ -22,7 +22,17 @@ def label(value: Any, longest: int = LONGEST_LABEL) -> str:
         value = str.__str__(value)  # of a subclass nothing is used but its characters
     if len(value) > longest:
         value = value[:longest]
-    return value if value.isascii() and value.isprintable() else _UNFIT.sub(_REPLACED, value)
+    return fit(value)
+
+
+def fit(text: str) -> str:
+    """Return a text with what no page can carry replaced."""
+    return text if fits(text) else _UNFIT.sub(_REPLACED, text)
+
+
+def fits(text: str) -> bool:
+    """Tell whether every page can surely carry a text; `False` tells nothing."""
+    return text.isascii() and text.isprintable()
 
 
 def named(value: Any) -> str:

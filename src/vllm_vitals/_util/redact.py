@@ -37,7 +37,10 @@ SQUEEZE: dict[int, int | None] = {
 PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 ENTITY = re.compile(r"&(?:#0{0,8}([0-9]{1,7})|#[xX]0{0,8}([0-9A-Fa-f]{1,6})|([A-Za-z]{2,24}));?")
 ESCAPE = re.compile(r"(?:\\u[0-9A-Fa-f]{4})+|\\x[0-9A-Fa-f]{2}|\\[0-7]{3}|\\U[0-9A-Fa-f]{8}|\\[^uUx0-7]", re.DOTALL)
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://")
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://|(?:dns|ipv4|ipv6|unix|unix-abstract|vsock):")
+"""Or what gRPC has in its place."""
+PEM = "-----BEGIN"
+"""What a key or certificate begins with."""
 HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^\s:@\[\]]*)"
 HOST_PORT = re.compile(rf"{HOST}(?::[0-9]{{0,5}})?")
 HOST_COLON = re.compile(rf"{HOST}:")
@@ -140,6 +143,8 @@ def of_url(url: str) -> Iterator[str]:
     if at:
         user, _, password = proof.partition(":")
         yield from (proof, user, password, *re.split(r"[/?#@:]", proof))
+    else:
+        yield _no_port(_until(rest, "/?#")[0])[1]
     for pair in re.split(r"[&;?#]", re.sub(r"\A[^?#]*[?#]?", "", rest)):
         yield pair.partition("=")[2] or pair
 
@@ -164,16 +169,27 @@ def shown_url(url: str) -> str:
     else:
         rest = f"{authority.rpartition('@')[2]}{later}"
     authority, later = _until(rest, "/?#")
-    if not HOST_PORT.fullmatch(authority):
-        host = None if "@" in url else HOST_COLON.match(authority)
-        return f"{scheme}{host[0] if host else ''}{HIDDEN}"
+    host, wrong = _no_port(authority)
+    if wrong:
+        return f"{scheme}{'' if '@' in url else host}{HIDDEN}"
     path = _until(later, "?#")[0]
     value = VALUE.search(path)
     return f"{scheme}{authority}{path[: value.end()] + HIDDEN if value else path}"
 
 
+def _no_port(authority: str) -> tuple[str, str]:
+    """Return a host, and what is in the place of its port and is none."""
+    if HOST_PORT.fullmatch(authority):
+        return authority, ""
+    host = HOST_COLON.match(authority)
+    return (host[0], authority[host.end() :]) if host else ("", authority)
+
+
 def shown_text(text: str) -> str:
-    """Return a text as it may be shown: as a URL where it may be one."""
+    """Return a text as it may be shown: as a URL where it may be one; of a key its beginning."""
+    begin, key, _ = text.partition(PEM)
+    if key:
+        return f"{shown_text(begin)}{PEM}{HIDDEN}"
     return shown_url(text) if "://" in text or "@" in text else text
 
 

@@ -4,6 +4,7 @@ import gzip
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from http import HTTPStatus
 from inspect import signature
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector as RegistryCollector
 
+from vllm_vitals._util.labels import fit, fits
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.exposition import END, OPENMETRICS, TEXT, Renderer
 from vllm_vitals.exporters.http.limits import MEDIA_RANGES, QUERY_FIELDS
@@ -156,8 +158,20 @@ def native_page(
     """Yield another registry's families one by one, in the same format, their names as they are."""
     for family in families:
         if wanted(family.name):
-            yield _native(family, openmetrics=openmetrics)
+            yield _native(_fit(family), openmetrics=openmetrics)
         pause()
+
+
+def _fit(family: Metric) -> Metric:
+    """Return a family with what no page can carry replaced: an adapter's name, say, costs no more than itself."""
+    if all(fits(text) for sample in family.samples for text in sample.labels.values()) and fits(family.documentation):
+        return family
+    made = copy(family)
+    made.documentation = fit(family.documentation)
+    made.samples = [
+        sample._replace(labels={name: fit(text) for name, text in sample.labels.items()}) for sample in family.samples
+    ]
+    return made
 
 
 class _One(RegistryCollector):

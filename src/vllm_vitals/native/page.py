@@ -82,7 +82,7 @@ def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | 
     try:
         return parse(page.content, page.type, pause)
     except PageError as error:
-        raise PageError(f"{shown(url)}: {_without_secrets(url, error)}") from error
+        raise PageError(f"{shown(url)}: {_without_secrets(url, error)}") from None  # its own words may hold one
 
 
 def _without_secrets(url: str, error: Exception) -> str:
@@ -167,6 +167,7 @@ class Page:
     """The latest page of a URL, in the shape of a registry."""
 
     def __init__(self, url: str, timeout: float, trust: Trust | None = None) -> None:
+        keep_out(Redactor(of_url(url)))
         self._url = url
         self._timeout = timeout
         self._trust = trust or Trust()

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric as NativeMetric
 
+from vllm_vitals._util.labels import fit
+
 Labels = tuple[tuple[str, str], ...]
 GROWING = {"counter": ("_total",), "summary": ("_sum", "_count")}
 """The endings of the samples that only grow."""
@@ -74,4 +76,4 @@ def _created(family: NativeMetric) -> dict[Labels, float]:
 
 
 def _labels(labels: Mapping[str, str]) -> Labels:
-    return tuple(sorted(labels.items()))
+    return tuple(sorted((name, fit(value)) for name, value in labels.items()))

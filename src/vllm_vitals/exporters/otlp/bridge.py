@@ -6,6 +6,7 @@ Names stay what a collector's Prometheus receiver would give them: those of the 
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from vllm_vitals._util.labels import fit
 from vllm_vitals.exporters.otlp.points import Described, Series, State
 from vllm_vitals.native.series import read
 
@@ -17,6 +18,6 @@ def native_series(registry: Any, pause: Pause, apart: Callable[[str], bool]) -> 
     for family in registry.collect():
         if not apart(family.name):
             for each in read(family):
-                described = Described(each.name, family.documentation, family.unit, each.kind)
+                described = Described(each.name, fit(family.documentation), family.unit, each.kind)
                 yield Series(described, each.labels, State(each.value, each.counts), bounds=each.bounds)
         pause()
