@@ -52,7 +52,6 @@ RULES = {
 BURN, QUEUE, STALLED = "VllmSloBudgetBurn", "VllmQueueGrowing", "VllmEngineStalled"
 EMPTY = {
     "vllm_kv_cache_time_to_full_seconds": "there is none while the cache does not fill",
-    "vitals_exports_refused_points_total": "no receiver refuses a point",
 }
 """What rules ask for and is not there, and why."""
 NAME = re.compile(r"[\w:]+")

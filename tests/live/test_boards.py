@@ -47,8 +47,6 @@ EMPTY = {
     r"resets\(": "no engine is restarted",
     r"offset 10m": "no configuration is changed",
     r"vitals_values_rejected": "no value was untrue",
-    r"vitals_exports_failed": "no export failed",
-    r"vitals_exports_refused": "no receiver refused a point",
 }
 """What is expected to be empty, by what a query asks for, and why."""
 OUTER = {"job", "instance", "cluster", "namespace", "pod", "host_name"}
