@@ -58,10 +58,11 @@ def keep_out(redactor: Redactor) -> None:
     _redactors.append(redactor)
 
 
-def log_once(level: int, message: str, *args: object, key: str = "", traceback: bool = False) -> None:
-    """Log a message the first time its key (by default the message with its arguments) is seen."""
+def log_once(level: int, message: str, *args: object, key: str = "", traceback: bool = False) -> bool:
+    """Log a message the first time its key (by default the message with its arguments) is seen; return whether it was."""
     key = key or message % args
     if key in _said or len(_said) >= MOST_KEYS:
-        return
+        return False
     _said.add(key)  # two threads at once say it twice at worst; no lock to be caught in by a fork
     LOGGER.log(level, message, *args, exc_info=traceback)
+    return True

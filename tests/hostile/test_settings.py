@@ -14,7 +14,7 @@ from tests.hostile import documents as made
 from tests.hostile.documents import SECRET
 from tests.unit.builders import examples
 from tests.unit.fake_vllm import FakeVllm, fake_vllm, make_config
-from vllm_vitals import configuration
+from vllm_vitals import configuration, logs
 from vllm_vitals._util import documents, files
 from vllm_vitals._util.files import MOST_BYTES
 from vllm_vitals.configuration import LONGEST_LINE, Loaded, SettingsError, is_strict, load
@@ -322,6 +322,7 @@ def test_serving_goes_on_without_us_unless_that_is_not_wanted(
 ) -> None:
     for text in BROKEN:
         caplog.clear()
+        monkeypatch.setattr(logs, "_said", set())
         monkeypatch.setenv("VITALS_CONFIG", write(tmp_path, text))
         if strict:
             monkeypatch.setenv("VITALS_STRICT", strict)

@@ -1,5 +1,6 @@
 """The stat loggers that vLLM loads. The only module that imports vLLM."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -12,7 +13,7 @@ from vllm_vitals._util.labels import named
 from vllm_vitals.configuration import SettingsError, is_strict
 from vllm_vitals.exporters.prometheus import PrometheusExporter
 from vllm_vitals.feed.tap import Tap
-from vllm_vitals.logs import LOGGER
+from vllm_vitals.logs import LOGGER, log_once
 from vllm_vitals.runtime import SILENT, Runtime, runtime
 from vllm_vitals.settings import NativeSettings
 from vllm_vitals.vllm.facts import process_age
@@ -75,7 +76,8 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
             self.start(host)
         except SettingsError as error:
             for line in str(error).splitlines():
-                LOGGER.error("%s stays off: %s", self.name, line)
+                if not log_once(logging.ERROR, "%s stays off: %s", self.name, line, key=line):
+                    LOGGER.info("%s stays off for a reason that was logged before", self.name)
             if error.strict:
                 raise
         except Exception:
