@@ -54,7 +54,7 @@ BOUNDS = {
     "Head of a request": [size(limits.HEAD_BYTES), f"{limits.HEAD_FIELDS} fields"],
     "`Accept`": [f"{limits.MEDIA_RANGES} entries"],
     "Query": [f"{limits.QUERY_FIELDS} fields"],
-    "What follows the head of a request: a body, another request": [size(limits.LINGER_BYTES), seconds(limits.LINGER_SECONDS)],
+    "A body or another request": [size(limits.LINGER_BYTES), seconds(limits.LINGER_SECONDS)],
     "Reads from one client": [f"{limits.QUICK_READS} at once", f"every {seconds(limits.TICK_SECONDS)}"],
     "Requests that wait for a page": [f"{limits.WAITING} in all", f"{limits.ADDRESS_WAITING} from one address"],
     "Answers that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
