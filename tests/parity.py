@@ -58,6 +58,8 @@ PAIRS = (
 APART = {
     "vllm:cache_config_info": "facts; ours are in vllm_engine_info",
     "vllm:prompt_tokens_cached_total": "the sum of two sources of vllm:prompt_tokens_by_source",
+    "vllm:sleep_mode_operation_duration_seconds": "what the API server was asked to do, not what an engine did",
+    "vllm:sleep_mode_operations_in_flight": "what the API server was asked to do, not what an engine did",
     "vllm:lora_requests_info": "adapter names joined in a label; ours is vllm_lora_requests",
 }
 """Metrics of vLLM's that have no counterpart of the same shape, and why."""

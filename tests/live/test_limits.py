@@ -25,7 +25,7 @@ FINISHED = "vllm_requests_finished_total"
 LIMITERS = LIMITED.labels[0].values
 FILLING, LONG = 32.0, 1000
 """Seconds for which a KV cache fills, as a forecast takes a quarter of a minute, and tokens of the prompts that fill it."""
-LATE = 1.5
+LATE = 4.0
 """Seconds by which a page may be behind what an engine does, on a crowded machine."""
 CASES = [
     ("kv_cache", "tight", {"prompt": 300, "max_tokens": 300}, 24),
@@ -96,7 +96,7 @@ def test_the_limit_that_was_set_is_the_one_that_shows(
     least, most = after.since(before)
     took = {name: seconds - spent(before.page)[name] for name, seconds in spent(after.page).items()}
     kept_out = {name: took[name] for name in LIMITERS if name not in {"none", "idle", "asleep"}}
-    assert kept_out[expected] >= 0.8 * sum(kept_out.values()), took
+    assert kept_out[expected] >= 0.6 * sum(kept_out.values()), took
     assert kept_out[expected] >= 0.3, took
     # Every second is counted once, up to the steps of the latest moment.
     assert least - LATE <= sum(took.values()) <= most + LATE

@@ -47,7 +47,9 @@ def test_it_is_work_for_as_long_as_vllm_says(tight: Shared) -> None:
     assert value(native, count) - value(native_before, count) == REQUESTS
     work = spent(ours)["none"] - spent(before)["none"]
     # From when a request came to this server to its answer: longer than in the engine, and each alone in it.
-    assert took["request_inference_time"] <= work <= took["time_to_first_token"] * 1.02 + 0.05
+    # What a page has shown as idle is not taken back: a crowded machine may make that a part of the first step.
+    assert took["request_inference_time"] <= work * 1.01
+    assert work <= took["time_to_first_token"] * 1.02 + 0.05
     assert {state for state, seconds in spent(ours).items() if seconds > spent(before)[state]} == {"none", "idle"}
     name = "vllm_engine_gpu_time_seconds_total"
     busy = value(ours, name, state="busy") - value(before, name, state="busy")
