@@ -113,6 +113,8 @@ def test_each_text_is_redacted_as_a_whole_before_it_is_cut() -> None:
 class Sliced(str):
     """A text that may only be looked at in part."""
 
+    __slots__ = ()
+
     def isprintable(self) -> bool:
         raise AssertionError("the whole was looked at")
 
