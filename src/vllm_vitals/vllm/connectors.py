@@ -93,7 +93,9 @@ class Connectors:
         new = new[: MOST_CONNECTORS - len(self._unknown)]
         self._unknown.update(new)
         for name in new:
-            LOGGER.info("The stats of the KV connector %s are not shown (vitals.connectors.unknown)", clean(name, LONGEST_NAME))
+            LOGGER.info(
+                "The stats of the KV connector %s are not shown (vitals.connectors.unknown)", clean(name, LONGEST_NAME)
+            )
         return new
 
     def _of(self, connector: str, content: Any) -> Iterator[Reported | None]:
