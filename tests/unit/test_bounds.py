@@ -108,3 +108,22 @@ def test_each_text_is_redacted_as_a_whole_before_it_is_cut() -> None:
 
     assert shown({"key": ["s3cret" * 100]}, LIMIT, redact) == "{'***': ['***']}"
     assert seen == ["key", "s3cret" * 100]
+
+
+class Sliced(str):
+    """A text that may only be looked at in part."""
+
+    __slots__ = ()
+
+    def isprintable(self) -> bool:
+        raise AssertionError("the whole was looked at")
+
+    def split(self, *_: Any) -> Any:
+        raise AssertionError("the whole was split")
+
+    def __iter__(self) -> Any:
+        raise AssertionError("the whole was walked")
+
+
+def test_a_text_is_cut_before_anything_else_is_done_with_it() -> None:
+    assert clean(Sliced("x\n" * 1000), LIMIT) == "x " * 18 + "x..."

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
+from vllm_vitals._util.amounts import LARGEST
 from vllm_vitals.collector.cells import PENDING, REPEATED, Exemplar, HistogramCell, NumberCell, fault
 
 LIMIT = 1e6
@@ -314,3 +315,12 @@ def test_a_bound_that_is_not_a_number_is_none() -> None:
     histogram.extend((3.0,), math.nan)
     histogram.settle()
     assert (sum(histogram.counts), histogram._rejects) == (1, {})
+
+
+def test_values_that_fit_one_by_one_do_not_overflow_the_sum_of_a_histogram_together() -> None:
+    histogram = HistogramCell("m", math.inf, Counter(), BOUNDS)
+    histogram.extend([LARGEST])
+    histogram.settle()
+    histogram.extend([2.0**969] * 8)  # each is less than half of the last digit of the sum, all of them are more
+    assert histogram.read().value == LARGEST
+    assert sum(histogram.counts) == 9

@@ -558,6 +558,17 @@ def test_an_unknown_host_is_a_clear_error_and_tried_again(
     assert endpoint.up().ask()[0] == 200
 
 
+def test_a_host_that_is_too_long_is_shown_bounded_and_clean(
+    serve: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    serve(host="a\x1b[31m" + "h" * 5000)
+    wait_until(lambda: errors(caplog))
+    (message,) = errors(caplog)
+    assert message.isprintable()
+    assert len(message) < 600
+    assert "h" * 50 in message
+
+
 def test_a_certificate_that_is_none_is_a_clear_error(
     serve: Callable[..., Endpoint], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

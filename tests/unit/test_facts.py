@@ -115,6 +115,13 @@ def test_wrong_custom_buckets_are_warned_of_and_cost_only_themselves(
     assert record.getMessage().startswith("vllm-vitals: --custom-histogram-buckets request_latency is not used: ")
 
 
+def test_wrong_custom_buckets_are_shown_bounded_and_clean(caplog: pytest.LogCaptureFixture) -> None:
+    assert buckets({"request_latency": ["fast\n\x1b" + "x" * 9999]}) == {}
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 500
+
+
 @pytest.mark.parametrize("given", [None, [], "step", 7, {}, {7: [1, 2]}, {None: None}])
 def test_no_custom_buckets(given: Any) -> None:
     assert buckets(given) == {}

@@ -212,8 +212,24 @@ def test_what_cannot_be_shown_is_still_named(caplog: pytest.LogCaptureFixture) -
     tap.record(None, SimpleNamespace(num_preempted_reqs=Unprintable(), num_corrupted_reqs=10**9999), None, 0)
     feed.drain()
     shown = [record.getMessage() for record in caplog.records]
-    assert "num_preempted_reqs = <Unprintable that cannot be shown>" in shown[0]
-    assert "num_corrupted_reqs = <int that cannot be shown>" in shown[1]
+    assert "num_preempted_reqs = <Unprintable>" in shown[0]
+    assert "num_corrupted_reqs = an integer of 33216 bits" in shown[1]
+
+
+class NeverWhole(list[int]):
+    """Fails when all of it is written down."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("the whole was written down")
+
+
+def test_of_a_large_value_no_more_is_looked_at_than_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    tap, feed, _ = path()
+    tap.record(None, SimpleNamespace(num_generation_tokens=NeverWhole(range(10_000))), None, 0)
+    feed.drain()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "num_generation_tokens = [0, 1, 2, 3," in line
+    assert len(line) < 400
 
 
 def test_each_stats_may_be_missing_in_every_combination() -> None:

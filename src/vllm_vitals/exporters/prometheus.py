@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
+from vllm_vitals._util.bounds import clean
 from vllm_vitals.collector.collector import Collector
 from vllm_vitals.exporters.http import limits
 from vllm_vitals.exporters.http.server import Server
@@ -21,6 +22,9 @@ from vllm_vitals.settings import PrometheusSettings
 
 LOOK = 10.0
 """Seconds between two looks whether the TLS files have changed."""
+LONGEST_HOST = 100
+LONGEST_REASON = 300
+"""Characters that are logged."""
 
 
 class PrometheusExporter:
@@ -73,17 +77,17 @@ class PrometheusExporter:
             self._server.close()
 
     def _listen(self) -> None:
-        said = ""
+        said, host = "", clean(self._settings.host, LONGEST_HOST)
         while not self._stopped.is_set():
             try:
                 certificates = Certificates(self._settings) if self._settings.tls_cert else None
                 self._server = listen(self._settings, self._app, certificates)
             except Exception as error:  # noqa: BLE001 - whatever it is, serving goes on and so do we
-                message = f"{type(error).__name__}: {error}"
+                message = clean(f"{type(error).__name__}: {error}", LONGEST_REASON)
                 if message != said:
                     LOGGER.error(
                         "No scrape endpoint on %s:%d (prometheus.host, prometheus.port): %s. Serving goes on; trying "
-                        "again every %g s", self._settings.host, self._settings.port, message, self._settings.retry_interval,
+                        "again every %g s", host, self._settings.port, message, self._settings.retry_interval,
                     )  # fmt: skip
                     said = message
                 self._stopped.wait(self._settings.retry_interval)
@@ -92,7 +96,7 @@ class PrometheusExporter:
                 self._close()
                 return
             scheme = "https" if certificates else "http"
-            LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, self._settings.host, self.ports[0])
+            LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, host, self.ports[0])
             while certificates and not self._stopped.wait(LOOK):
                 certificates.refresh()
             return

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vllm_vitals._util.bounds import shown
 from vllm_vitals.feed.clock import epoch
 from vllm_vitals.feed.pace import Pace, let_go
 from vllm_vitals.feed.tap import Tap
@@ -34,6 +35,8 @@ UNDER_WAY = 0.05
 """Seconds that a hook may take from looking at the clock to leaving what it heard."""
 COMPLAIN = 60.0
 """Seconds between two warnings of dropped steps."""
+LONGEST_VALUE = 200
+"""Characters of a value of vLLM's that are shown."""
 
 Read = Callable[[list[Any], float, Callable[[], None]], Sequence[Record]]
 """Takes, and empties, what a tap held, Unix seconds at the monotonic clock's 0, and what to call between pieces of work."""
@@ -238,6 +241,6 @@ def complain(field: str, value: Any, expected: str) -> None:
 
 def _shown(value: Any) -> str:
     try:
-        return repr(value)[:200]
-    except Exception:  # noqa: BLE001 - an object of vLLM's, or a number too long to print
+        return shown(value, LONGEST_VALUE)
+    except Exception:  # noqa: BLE001 - a container of vLLM's may raise while it is walked
         return f"<{type(value).__name__} that cannot be shown>"

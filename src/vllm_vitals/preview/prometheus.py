@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
-from vllm_vitals._util.redact import shown_url
+from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.redact import Redactor, of_url, shown_url
 
 TIMEOUT = 30
 """Seconds for an answer."""
+MOST_BYTES = 64 * 2**20
+"""The largest answer."""
+MOST_OF_AN_ERROR = 65536
+"""Bytes of an answer that says what went wrong that are read."""
 MOST_OF_A_MESSAGE = 500
 NO_ANSWER = "this is no answer of a Prometheus"
 
@@ -42,6 +47,7 @@ class Prometheus:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{shown_url(url)!r} must be a URL such as http://localhost:9090")
         self._url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        self._redactor = Redactor(of_url(url))
         self._headers = {}
         if parts.username:
             who = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -64,13 +70,22 @@ class Prometheus:
         """Return the series of an answer; asked by POST, since a URL may be too short for a query."""
         url = f"{self._url}/api/v1/{what}"
         try:
-            request = urllib.request.Request(url, urlencode(parameters).encode(), self._headers)  # noqa: S310 - http or https
+            request = urllib.request.Request(url, urlencode(parameters).encode())  # noqa: S310 - http or https
+            for name, value in self._headers.items():
+                request.add_unredirected_header(name, value)  # for this host alone, not for one it redirects to
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
-                return _result(answer.read())
+                text = answer.read(MOST_BYTES + 1)
         except urllib.error.HTTPError as error:
-            raise PrometheusError(_reason(error)) from error
+            with error:
+                raise PrometheusError(self._shown(_reason(error))) from error
         except (OSError, http.client.HTTPException) as error:
-            raise PrometheusError(str(getattr(error, "reason", "") or error)) from error
+            raise PrometheusError(self._shown(str(getattr(error, "reason", "") or error))) from error
+        if len(text) > MOST_BYTES:
+            raise PrometheusError(f"its answer has more than {MOST_BYTES} bytes")
+        return _result(text)
+
+    def _shown(self, said: str) -> str:
+        return clean(self._redactor.clean(said), MOST_OF_A_MESSAGE)
 
 
 def _result(text: bytes) -> list[dict[str, Any]]:
@@ -93,9 +108,8 @@ def _series(found: dict[str, Any], points: Any) -> Series:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
+    text = error.read(MOST_OF_AN_ERROR).decode(errors="replace")
     try:
-        said = str(json.loads(text)["error"])
+        return str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
-        said = f"HTTP {error.code} {error.reason}"
-    return said[:MOST_OF_A_MESSAGE]
+        return f"HTTP {error.code} {error.reason}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Raw, msgpack
 
+from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.labels import named
 from vllm_vitals.feed.tap import Call
 from vllm_vitals.logs import LOGGER
@@ -20,6 +21,8 @@ from vllm_vitals.vllm.reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIO
 
 _ENCODER = msgpack.Encoder()
 MOST_CONNECTORS = 16
+LONGEST_NAME = 200
+"""Characters of the name of a class that are logged."""
 
 
 class _AsTold:
@@ -90,7 +93,9 @@ class Connectors:
         new = new[: MOST_CONNECTORS - len(self._unknown)]
         self._unknown.update(new)
         for name in new:
-            LOGGER.info("The stats of the KV connector %s are not shown (vitals.connectors.unknown)", name)
+            LOGGER.info(
+                "The stats of the KV connector %s are not shown (vitals.connectors.unknown)", clean(name, LONGEST_NAME)
+            )
         return new
 
     def _of(self, connector: str, content: Any) -> Iterator[Reported | None]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.labels import shown
 from vllm_vitals.catalog.buckets import FAMILIES, check
 from vllm_vitals.catalog.engine import INFO_LABELS
@@ -14,6 +15,8 @@ from vllm_vitals.step import Facts
 from vllm_vitals.vllm.precision import precisions
 from vllm_vitals.vllm.values import at, whole, word
 
+LONGEST_REASON = 300
+"""Characters of what is wrong with an option that are logged."""
 NAN_CHECKS = ("VLLM_COMPUTE_NANS_IN_LOGITS", "VLLM_RAISE_ON_LOGIT_NANS")
 
 
@@ -81,7 +84,7 @@ def _custom_buckets(config: Any) -> dict[str, list[float]]:
             if family in FAMILIES:
                 taken[family] = list(check(family, bounds))
         except (TypeError, ValueError) as error:
-            LOGGER.warning("--custom-histogram-buckets %s is not used: %s", family, error)
+            LOGGER.warning("--custom-histogram-buckets %s is not used: %s", family, clean(str(error), LONGEST_REASON))
     return taken
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from vllm_vitals._util.bounds import clean
 from vllm_vitals.feed.feed import complain
 from vllm_vitals.logs import log_once
 from vllm_vitals.step import Dialect, Health, Record, Step, Unread
@@ -13,6 +14,8 @@ from vllm_vitals.vllm.told import recall
 
 AT_ONCE = 1 << 20
 """Bytes that are read together at most, unless one step has more: in memory, nonsense takes up to 90 times as many."""
+LONGEST_ERROR = 300
+"""Characters of an error that are logged."""
 
 
 class _Speaker:
@@ -48,8 +51,9 @@ class _Speaker:
             self._errors, self._dropped = errors + 1, self._dropped + 1
             log_once(
                 logging.ERROR,
-                "A step that a serving process told cannot be read and is dropped: %r",
-                error,
+                "A step that a serving process told cannot be read and is dropped: %s: %s",
+                type(error).__name__,
+                clean(str(error), LONGEST_ERROR),
                 key="recall",
             )
             return []
