@@ -6,7 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from vllm_vitals.wire.directory import LONGEST_PATH
 
@@ -86,5 +86,5 @@ Share = Annotated[float, BeforeValidator(share), Field(gt=0, lt=1)]
 Tokens = Annotated[int, Field(ge=0), BeforeValidator(number)]
 TokenRange = Annotated[tuple[Tokens | None, Tokens | None], AfterValidator(ordered)]
 File = Annotated[Path, AfterValidator(readable)]
-Socket = Annotated[Path, AfterValidator(bindable), Field(json_schema_extra={"format": "unix-socket"})]
+Socket = Annotated[Path, AfterValidator(bindable), WithJsonSchema({"type": "string", "format": "unix-socket"})]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]

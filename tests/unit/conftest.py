@@ -24,6 +24,7 @@ VERSIONED = [
     "cli_tls",
     "configuration",
     "connectors",
+    "docs",
     "endpoint",
     "exponential",
     "exposition",
