@@ -41,6 +41,7 @@ logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 usual = {name: value for name, value in vars(limits).items() if name.isupper()}
 vars(limits).update(given["limits"])
 settings = {"prometheus": {"host": "127.0.0.1", "port": 0, **given["prometheus"]}, "gpu": {"enabled": False}}
+settings["stale_after"] = 3600.0  # its gauges stay however long the tests take
 runtime = Runtime(Settings.model_validate(settings))
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
 tap = runtime.attach(config, list(range(given["engines"])), object, "0.32.0")

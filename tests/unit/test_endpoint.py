@@ -125,7 +125,7 @@ def endpoint() -> Iterator[Endpoint]:
     """Serve one engine to every test that only asks."""
     from vllm_vitals.settings import Settings
 
-    runtime = Runtime(Settings.model_validate({"drain_interval": 10.0, "prometheus": {"host": HOST, "port": 0}}))
+    runtime = Runtime(Settings(drain_interval=10.0, stale_after=3600.0, prometheus={"host": HOST, "port": 0}))
     made = Endpoint(runtime).up()
     made.step(num_waiting_reqs=2)
     yield made
