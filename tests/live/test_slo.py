@@ -21,6 +21,8 @@ REQUESTS = "vllm_slo_requests_total"
 VIOLATIONS = "vllm_slo_violations_total"
 SLACK = 0.25
 """Seconds by which client and server may differ: the way between them, and the delivery of the last token."""
+TRIES = 10
+"""How often times are compared that other work on this machine may have changed."""
 
 
 @dataclass
@@ -184,10 +186,13 @@ def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narr
         assert eventually(all_there)
         return samples
 
+    def slowest_alone() -> float:
+        return max(asyncio.run(ask(server.url, 20, 500, rng)).e2e for _ in range(3))
+
     asyncio.run(ask(server.url, 20, 500, rng))  # the first is slow
     number += 1
-    for _ in range(10):  # unless this machine was too busy with something else to tell
-        alone = max(asyncio.run(ask(server.url, 20, 500, rng)).e2e for _ in range(3))
+    for _ in range(TRIES):
+        alone = slowest_alone()
         before = page_after(3)
         late = asyncio.run(one_behind_others(server.url, rng, 300, 500)).e2e
         waited = page_after(1 + NARROW)
@@ -197,7 +202,13 @@ def test_a_wait_is_to_blame_where_only_that_was_unusual_and_else_the_length(narr
     else:
         pytest.fail(f"a request took {alone:.2f} s alone, and {late:.2f} s behind others")
     assert to_blame(before, waited, missed) == [(name, "queue") for name in missed]
-    long = asyncio.run(ask(server.url, 20, 900, rng)).e2e
-    missed = between(1.1 * alone, 0.95 * long)
-    assert missed
-    assert to_blame(waited, page_after(1), missed) == [(name, "decode") for name in missed]
+    for _ in range(TRIES):
+        alone = slowest_alone()
+        before = page_after(3)
+        long = asyncio.run(ask(server.url, 20, 900, rng)).e2e
+        after = page_after(1)
+        if missed := between(1.1 * alone, 0.95 * long):
+            break
+    else:
+        pytest.fail(f"500 tokens took {alone:.2f} s, and 900 took {long:.2f} s")
+    assert to_blame(before, after, missed) == [(name, "decode") for name in missed]
