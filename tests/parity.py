@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_vitals.catalog import Metric, cache, engine, requests
-from vllm_vitals.native.names import NATIVES, RENAMED
+from vllm_vitals.vllm_page.counterparts import NATIVES, RENAMED
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[str, dict[Labels, float]]

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from vllm_vitals.catalog.slo import OBJECTIVES
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.settings import Settings
 
 Schema = dict[str, Any]
 DURATION = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})? ?(ms|s|m|h)?$"}

@@ -45,7 +45,7 @@ def otel(_engines: int, _port: int) -> Record:
 def ours(engines: int, port: int) -> Record:
     """Use the plugin of this project, with its scrape endpoint on `port`."""
     # Imported here: the other candidates are measured without our package in the process.
-    from vllm_vitals.vllm.plugins import PrometheusVitals
+    from vllm_vitals.plugin import PrometheusVitals
 
     os.environ["VITALS_STRICT"] = "true"  # a plugin that stays off would cost nothing
     os.environ["OTEL_EXPORTER_PROMETHEUS_HOST"] = "127.0.0.1"
@@ -65,7 +65,7 @@ def settle(name: str) -> Callable[[], object]:
     """Return what does all that a candidate has put off."""
     if name not in ("ours", "sidecar"):
         return int
-    from vllm_vitals.runtime import runtime
+    from vllm_vitals.deployment.runtime import runtime
 
     return runtime().feed.drain
 
@@ -80,7 +80,7 @@ def otel_pushing(_engines: int, _port: int) -> Record:
 def ours_pushing(engines: int, port: int) -> Record:
     """Use both plugins of this project as vLLM does; the push goes to where the standard variables say."""
     scraped = ours(engines, port)
-    from vllm_vitals.vllm.plugins import OtlpVitals
+    from vllm_vitals.plugin import OtlpVitals
 
     pushed = OtlpVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines))).record
 
@@ -98,8 +98,8 @@ def builtin_page() -> Page:
 
 def ours_page() -> Page:
     """Return what our endpoint runs for a scrape, without the pauses it makes for the event loop."""
-    from vllm_vitals.exporters.exposition import Renderer
-    from vllm_vitals.runtime import runtime
+    from vllm_vitals.deployment.runtime import runtime
+    from vllm_vitals.exporters.prometheus.text import Renderer
 
     collector = runtime().collector
     renderer = Renderer(collector.store, openmetrics=False)

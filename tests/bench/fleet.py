@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
-from vllm_vitals.feed.clock import epoch
-from vllm_vitals.step import Sleep, Step
-from vllm_vitals.vllm.facts import engine_facts, model_name
+from vllm_vitals._util.clock import epoch
+from vllm_vitals.records.step import Sleep, Step
+from vllm_vitals.transport.frames import MOST_FROM_SERVER, REFUSED, Frames, WireError, deliver, receive
+from vllm_vitals.transport.kept import Kept
+from vllm_vitals.transport.messages import PROTOCOL, Hello, Taken, Welcome, encode, from_server
+from vllm_vitals.transport.packer import Packer
+from vllm_vitals.transport.sender import FULL
+from vllm_vitals.vllm.engine_config import engine_facts, model_name
 from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.wire.frames import MOST_FROM_SERVER, REFUSED, Frames, WireError, deliver, receive
-from vllm_vitals.wire.kept import Kept
-from vllm_vitals.wire.messages import PROTOCOL, Hello, Taken, Welcome, encode, from_server
-from vllm_vitals.wire.packer import Packer
-from vllm_vitals.wire.sender import FULL
 
 from .engine import vllm_config
 from .stats import STEP_SECONDS, STEPS_PER_REQUEST, StepMaker

@@ -32,8 +32,8 @@ class Ours:
     """The push of this project, for engines that have been running for a while."""
 
     def __init__(self, engines: int) -> None:
-        from vllm_vitals.runtime import runtime
-        from vllm_vitals.vllm.plugins import OtlpVitals
+        from vllm_vitals.deployment.runtime import runtime
+        from vllm_vitals.plugin import OtlpVitals
 
         os.environ["VITALS_STRICT"] = "true"
         self._logger = OtlpVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))

@@ -7,8 +7,8 @@ import promql_parser as promql
 
 from tests.unit.test_catalog import vllm_sample_names
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.native.names import RENAMED
-from vllm_vitals.promql import TARGET_LABELS
+from vllm_vitals.mixin.promql import TARGET_LABELS
+from vllm_vitals.vllm_page.counterparts import RENAMED
 
 PROMETHEUS = {
     "ALERTS": {"alertname", "alertstate", "severity", "namespace", "cluster", "instance", "model_name", "engine"}

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from tests.boards import form, language, schemas
 from tests.boards.expressions import DASHBOARDS, FILES, Board, expressions, load, panels, substituted
-from vllm_vitals.boards import BOARDS, Options, build
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.cli import app
 from vllm_vitals.cli.dashboards import text
+from vllm_vitals.mixin.dashboards import BOARDS, Options, build
 
 PATHS = [path for paths in FILES.values() for path in paths]
 KNOWN = {"vitals": language.ours(), "native": language.vllms()}

@@ -17,8 +17,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from tests.boards.previews import read
-from vllm_vitals.boards import BOARDS
 from vllm_vitals.cli import app
+from vllm_vitals.mixin.dashboards import BOARDS
 from vllm_vitals.preview import photo
 
 NOTHING = json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.boards.expressions import DASHBOARDS, load, panels, substituted
 from tests.rules.promtool import recorded, run
-from vllm_vitals.rules import RulesConfig
+from vllm_vitals.mixin.rules import RulesConfig
 
 LOOKED_UP = {
     "cache.json": ('vllm_prefix_cache_{}_tokens_total{{{}, tier="{}"}}', ("local", "external"), ("queried", "hit")),

@@ -30,10 +30,10 @@ from tests.connectors import (
     check,
 )
 from tests.parity import Samples, value
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.native.page import parse
-from vllm_vitals.native.source import NativeSource
-from vllm_vitals.settings import Settings
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.vllm_page.page import parse
+from vllm_vitals.vllm_page.source import NativeSource
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 ENGINE = {"model_name": "m", "engine": "0"}

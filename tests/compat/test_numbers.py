@@ -20,11 +20,11 @@ from tests.compat.oracle import Oracle
 from tests.compat.releases import Release
 from tests.compat.scenarios import SCENARIOS, busy
 from tests.parity import Samples, differences, parse, value
-from vllm_vitals import runtime
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.registry import VitalsCollector
-from vllm_vitals.host import Host
-from vllm_vitals.settings import Settings
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment import runtime
+from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.vllm.folded import unfold
 from vllm_vitals.vllm.told import write
 
@@ -57,7 +57,7 @@ def ours(release: Release, config: Any, engines: list[int]) -> Iterator[Any]:
     """Give our logger in a process that has no other, on a port of the system's choice."""
     alone = {"OTEL_EXPORTER_PROMETHEUS_PORT": "0", "VITALS_GPU__ENABLED": "false"}
     with mock.patch.dict(os.environ, alone), release.installed():
-        logger = release.load("vllm_vitals.vllm.plugins").PrometheusVitals(vllm_config=config, engine_indexes=engines)
+        logger = release.load("vllm_vitals.plugin").PrometheusVitals(vllm_config=config, engine_indexes=engines)
         logger.log_engine_initialized()
         host = runtime.runtime()
         try:

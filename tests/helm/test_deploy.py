@@ -36,8 +36,8 @@ from tests.live.bootstrap import prometheus_tools
 from tests.rules.fleet import series
 from tests.rules.promtool import recorded, run
 from vllm_vitals import __version__
-from vllm_vitals.configuration import load
-from vllm_vitals.rules import RulesConfig
+from vllm_vitals.config.load import load
+from vllm_vitals.mixin.rules import RulesConfig
 
 if sys.version_info >= (3, 11):
     import tomllib

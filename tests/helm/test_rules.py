@@ -11,9 +11,9 @@ import yaml
 from helm.generate.rules import sections, settings
 from tests.helm.render import ATTACH, merged, objects, the
 from tests.live.bootstrap import prometheus_tools
-from vllm_vitals.rules import as_data, build
-from vllm_vitals.rules.config import Alert, RulesConfig
-from vllm_vitals.rules.windows import duration
+from vllm_vitals.mixin.rules import as_data, build
+from vllm_vitals.mixin.rules.config import Alert, RulesConfig
+from vllm_vitals.mixin.rules.windows import duration
 
 
 def rendered(**rule: Any) -> list[Any]:

@@ -21,8 +21,8 @@ from tests.helm.render import (
     variables,
     workload,
 )
-from vllm_vitals.configuration import Loaded, load
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.load import Loaded, load
+from vllm_vitals.config.settings import Settings
 
 FILES = {
     "/etc/vllm-vitals-tls/tls.crt", "/etc/vllm-vitals-tls/tls.key", "/etc/vllm-vitals-client-ca/ca.crt",

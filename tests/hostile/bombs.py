@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_vitals._util.files import MOST_BYTES
-from vllm_vitals.configuration import LONGEST_LINE, SettingsError, load
+from vllm_vitals.config.load import LONGEST_LINE, SettingsError, load
 
 M = MOST_BYTES - 100
 LAUGHS = "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.settings import Settings
 
 SECRET = "Tr0ub4dor"  # noqa: S105 - it is planted to be looked for
 SECRETS: dict[str, Any] = {

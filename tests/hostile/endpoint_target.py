@@ -31,9 +31,9 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 from vllm_vitals import logs
 from vllm_vitals.exporters.http import limits
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.config.settings import Settings
 
 given = json.loads(sys.argv[1])
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -8,9 +8,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.exposition import END, Renderer
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.prometheus.text import END, Renderer
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 Numbers = dict[Series, float]

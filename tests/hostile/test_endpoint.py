@@ -23,7 +23,7 @@ from tests.hostile.endpoint_target import (
     status_of,
 )
 from tests.waiting import wait_until
-from vllm_vitals.exporters.http import limits
+from vllm_vitals.exporters.prometheus import limits
 
 MOST_GROWTH = 64 * 1024 * 1024
 FEW = {"CLIENTS": 24, "ADDRESS_CLIENTS": 10, "WAITING": 16, "ADDRESS_WAITING": 8}

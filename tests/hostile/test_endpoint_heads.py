@@ -14,11 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from tests.hostile.endpoint_target import HOST, read_all, status_of
 from tests.waiting import wait_until
-from vllm_vitals.exporters.http import limits
-from vllm_vitals.exporters.http.message import RefusedError, Request, head_end, parse
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter, limits
+from vllm_vitals.exporters.prometheus.message import RefusedError, Request, head_end, parse
 
 STATUSES = {0, 200, 400, 404, 405, 414, 431, 505}
 """0: the connection is closed without an answer, as it is for who has said nothing."""

@@ -25,10 +25,10 @@ from tests.unit.builders import collect, examples, feed, finished, step
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
 from tests.unit.test_otlp_pushes import Link
 from vllm_vitals._util.labels import LONGEST_LABEL, UNKNOWN, label, named, shown
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
-from vllm_vitals.exporters.web import native_page
-from vllm_vitals.step import OTHER, Facts, Finished, Health, Rejection, Sleep, Step
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.exporters.prometheus.app import native_page
+from vllm_vitals.exporters.prometheus.text import OPENMETRICS, TEXT
+from vllm_vitals.records.step import OTHER, Facts, Finished, Health, Rejection, Sleep, Step
 from vllm_vitals.vllm.reader import Reader
 
 __all__ = ["fake_vllm"]

@@ -20,13 +20,13 @@ from tests.hostile.receiver import listening, told
 from tests.unit.builders import collect, examples
 from tests.unit.native_vllm import OPENMETRICS, RUST, TEXT, Vllm, openmetrics_page, text_page
 from tests.unit.peer import HOST, Peer, answer
-from vllm_vitals.exporters.exposition import Renderer
-from vllm_vitals.native import page, totals
-from vllm_vitals.native.page import LONGEST_LINE, LONGEST_REASON, PageError, parse
-from vllm_vitals.native.poller import Poller
-from vllm_vitals.native.series import NativeSeries
-from vllm_vitals.native.totals import Totals
-from vllm_vitals.settings import NativeSettings
+from vllm_vitals.config.settings import NativeSettings
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.vllm_page import page, totals
+from vllm_vitals.vllm_page.page import LONGEST_LINE, LONGEST_REASON, PageError, parse
+from vllm_vitals.vllm_page.poller import Poller
+from vllm_vitals.vllm_page.series import NativeSeries
+from vllm_vitals.vllm_page.totals import Totals
 
 KIND = f"Content-Type: {TEXT}"
 

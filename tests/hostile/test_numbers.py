@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.cost import STATES
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.gpu.sample import Gpu, Reading, Sample
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import CacheUse, Finished, Health, Sleep, Step
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.gpu import Gpu, Reading, Sample
+from vllm_vitals.records.step import CacheUse, Finished, Health, Sleep, Step
 from vllm_vitals.vllm.reader import Reader
 
 __all__ = ["clock"]
@@ -430,7 +430,7 @@ def test_a_reader_holds_nobody_up_but_who_adds(clock: Clock) -> None:
     one_more(collector, clock.now)
     done = threading.Event()
     with collector.store.lock:
-        from vllm_vitals.feed.tap import Tap
+        from vllm_vitals.ingest.step_queue import Tap
 
         tap = Tap(10)
         threading.Thread(target=lambda: (tap.record(None, None, None, 0), done.set())).start()

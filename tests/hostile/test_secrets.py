@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.hostile.receiver import FORMS, cut, listening, told
 from tests.unit.builders import examples
 from tests.unit.otlp import Pusher
-from vllm_vitals import logs
+from vllm_vitals._util import log as logs
 from vllm_vitals._util.redact import HIDDEN, LEAST_SECRET, MOST_SEARCHED, Redactor, of_header, of_url, shown_url
-from vllm_vitals.cli import doctor
-from vllm_vitals.cli.checks import CHECKS
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import command as doctor
 
 ODD = "/?#@:&=%+;'\"\\<>!$*()[]{}|^~`., "
 letters = string.ascii_letters + string.digits + ODD

@@ -14,12 +14,13 @@ from tests.hostile import documents as made
 from tests.hostile.documents import SECRET
 from tests.unit.builders import examples
 from tests.unit.fake_vllm import FakeVllm, fake_vllm, make_config
-from vllm_vitals import configuration, logs
 from vllm_vitals._util import documents, files
+from vllm_vitals._util import log as logs
 from vllm_vitals._util.files import MOST_BYTES
-from vllm_vitals.configuration import LONGEST_LINE, Loaded, SettingsError, is_strict, load
-from vllm_vitals.rules.loading import RulesConfigError, read
-from vllm_vitals.settings import Settings
+from vllm_vitals.config import load as configuration
+from vllm_vitals.config.load import LONGEST_LINE, Loaded, SettingsError, is_strict, load
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.mixin.rules.loading import RulesConfigError, read
 
 __all__ = ["fake_vllm"]
 MOST_LINES = 200

@@ -22,13 +22,14 @@ import pytest
 
 from tests.unit.wire import Client, Collecting, numbered, short_directory
 from tests.waiting import wait_until
-from vllm_vitals import election, logs
-from vllm_vitals.election import Election, meeting_point, sweep
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
-from vllm_vitals.wire.directory import LONGEST_PATH, Directory
-from vllm_vitals.wire.listener import BINDING, Listener
-from vllm_vitals.wire.sender import Sender
+from vllm_vitals._util import log as logs
+from vllm_vitals._util.directory import LONGEST_PATH, Directory
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment import leader_lock as election
+from vllm_vitals.deployment.leader_lock import Election, meeting_point, sweep
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.transport.listener import BINDING, Listener
+from vllm_vitals.transport.sender import Sender
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from vllm_vitals import election
-from vllm_vitals.election import Election, meeting_point, sweep
-from vllm_vitals.wire.directory import Directory
+from vllm_vitals._util.directory import Directory
+from vllm_vitals.deployment import leader_lock as election
+from vllm_vitals.deployment.leader_lock import Election, meeting_point, sweep
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from vllm_vitals.election import Election
+from vllm_vitals.deployment.leader_lock import Election
 Election(Path(sys.argv[1]), 0, lambda: False, lambda: print("led", flush=True)).start()
 time.sleep(60)
 """
 COMPETE = """
 import os, sys, time
 from pathlib import Path
-from vllm_vitals.election import Election, sweep
+from vllm_vitals.deployment.leader_lock import Election, sweep
 socket = Path(sys.argv[1])
 election = Election(socket, 0, lambda: False, lambda: None)
 led, end = 0, time.monotonic() + 30
@@ -121,7 +121,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused_and_tried_again(
 
 
 def test_children_of_one_process_meet_and_others_do_not() -> None:
-    ask = "from vllm_vitals.election import meeting_point; print(meeting_point())"
+    ask = "from vllm_vitals.deployment.leader_lock import meeting_point; print(meeting_point())"
     told = [subprocess.check_output([sys.executable, "-c", ask], text=True).strip() for _ in range(2)]
     assert told[0] == told[1]
     assert told[0] != str(meeting_point())

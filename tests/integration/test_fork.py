@@ -10,8 +10,8 @@ import contextlib, json, os, select, signal, socket, sys, threading, time, urlli
 from types import SimpleNamespace
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from vllm_vitals import runtime
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.exporters.registry import VitalsCollector
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 
 CONFIG = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
 STEPS = "vitals_steps_total", {"model_name": "m", "engine": "0"}

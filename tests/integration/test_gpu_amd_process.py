@@ -20,12 +20,12 @@ from vllm_vitals.gpu.amd_apart import Process
 from vllm_vitals.gpu.amd_source import AmdSource
 from vllm_vitals.gpu.choice import vendors
 from vllm_vitals.gpu.fleet import Fleet
-from vllm_vitals.gpu.placement import Placement, place
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import FAILED, OK, Reading, Sample
 from vllm_vitals.gpu.sampler import sampler
 from vllm_vitals.gpu.source import DownError
 from vllm_vitals.gpu.visible import visible
+from vllm_vitals.records.gpu import FAILED, OK, Reading, Sample
+from vllm_vitals.records.placement import Placement, place
 
 A, B = "aaaaaaaa-0000-1000-8000-aaaaaaaaaaaa", "bbbbbbbb-0000-1000-8000-bbbbbbbbbbbb"
 NAME = stub.MI300X["name"]

@@ -18,11 +18,11 @@ from tests.unit.fake_vllm import FakeVllm, fake_vllm  # noqa: F401 - a fixture
 from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, free_port, points, said
 from tests.unit.peer import Peer, answer
 from tests.waiting import wait_until
-from vllm_vitals.collector.collector import Collector
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.sidecar import NativeSidecar
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, _read, otlp_exporter
-from vllm_vitals.native.page import Page
-from vllm_vitals.settings import Settings
-from vllm_vitals.sidecar import NativeSidecar
+from vllm_vitals.vllm_page.page import Page
 
 ENGINE = frozenset({("model_name", MODEL), ("engine", "0")})
 NATIVE = ("vllm:generation_tokens_total", ENGINE)

@@ -32,8 +32,8 @@ from tests.unit.otlp import (
     trickle,
 )
 from tests.waiting import wait_until
+from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
-from vllm_vitals.runtime import Runtime
 
 STEPS = ("vitals.steps", frozenset({("model_name", MODEL), ("engine", "0")}))
 BOUND = 0.6

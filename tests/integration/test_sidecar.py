@@ -18,10 +18,10 @@ from tests.unit.otlp import HttpReceiver, identity, points
 from tests.unit.peer import Peer, answer
 from tests.unit.wire import short_directory
 from tests.waiting import wait_until
-from vllm_vitals.settings import Settings
-from vllm_vitals.sidecar import NATIVE, NativeSidecar, StepSidecar
-from vllm_vitals.step import Gone
-from vllm_vitals.wire.sender import Sender
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.sidecar import NATIVE, NativeSidecar, StepSidecar
+from vllm_vitals.records.step import Gone
+from vllm_vitals.transport.sender import Sender
 
 VERSION = "service.version"
 

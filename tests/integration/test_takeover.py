@@ -28,15 +28,15 @@ from tests.unit.builders import MODEL, iteration_stats, request_stats
 from tests.unit.fake_vllm import FakeVllm, make_config
 from tests.unit.otlp import HOST, free_port
 from tests.waiting import wait_until
-from vllm_vitals import host as hosts
-from vllm_vitals.collector.merge import LONGEST_HOLD, REST
-from vllm_vitals.election import Election, _started, meeting_point
-from vllm_vitals.settings import WireSettings
-from vllm_vitals.wire.courier import Courier
-from vllm_vitals.wire.messages import PROTOCOL, Hello
-from vllm_vitals.wire.outage import Outage
-from vllm_vitals.wire.outbox import Outbox
-from vllm_vitals.wire.receiver import TICK, Receiver
+from vllm_vitals.aggregation.merge import LONGEST_HOLD, REST
+from vllm_vitals.config.settings import WireSettings
+from vllm_vitals.deployment import collector_server as hosts
+from vllm_vitals.deployment.leader_lock import Election, _started, meeting_point
+from vllm_vitals.transport.courier import Courier
+from vllm_vitals.transport.messages import PROTOCOL, Hello
+from vllm_vitals.transport.outage import Outage
+from vllm_vitals.transport.outbox import Outbox
+from vllm_vitals.transport.receiver import TICK, Receiver
 
 ROOT = Path(__file__).parents[2]
 SERVERS = 3
@@ -422,7 +422,7 @@ def longest_rest(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     waits = Waits(100)
     courier = Courier(nobody, lambda: Hello(PROTOCOL, "p", "0", 1, []), Outbox(2**20), Outage(nobody, 2**20))
     monkeypatch.setattr(courier, "_ending", waits)
-    monkeypatch.setattr("vllm_vitals.wire.courier.random", SimpleNamespace(uniform=lambda _, most: most))
+    monkeypatch.setattr("vllm_vitals.transport.courier.random", SimpleNamespace(uniform=lambda _, most: most))
     courier._run()
     return max(waits.seconds)
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import EPOCH, MODEL, Clock
+from vllm_vitals.aggregation import merge
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog import cache, conventions, cost, engine, itself, requests, slo
 from vllm_vitals.catalog.connectors import IO
 from vllm_vitals.catalog.metric import Metric
-from vllm_vitals.collector import merge
-from vllm_vitals.collector.cells import HistogramCell, NumberCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import Merger
-from vllm_vitals.exporters.exposition import Renderer
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.points import PointBuilder
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import CacheUse, Facts, Finished, Health, Rejection, Reported, Sleep, Speculation, Step
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.records.step import CacheUse, Facts, Finished, Health, Rejection, Reported, Sleep, Speculation, Step
+from vllm_vitals.store.cells import HistogramCell, NumberCell
 
 DAYS = {"test": (12, 24, 49), "all": (60, 120, 364)}
 """After which days it is seen what is held; after the last it is over."""

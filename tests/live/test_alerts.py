@@ -25,8 +25,8 @@ from tests.live.server import MODEL_NAME, VllmServer, fetch
 from tests.parity import parse, value
 from tests.unit.nvml import stub
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.native import names as native
-from vllm_vitals.rules import RulesConfig, files
+from vllm_vitals.mixin.rules import RulesConfig, files
+from vllm_vitals.vllm_page import counterparts as native
 
 CONFIG = """
 global: {{{{scrape_interval: 1s, evaluation_interval: 1s}}}}

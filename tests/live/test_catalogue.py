@@ -10,9 +10,9 @@ from tests.live.collector import CUMULATIVE, DELTA, UNSPECIFIED, Rotel, Sink
 from tests.live.pages import eventually
 from tests.unit.test_exposition import full_collector
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.collector.cells import HistogramCell
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
-from vllm_vitals.settings import Settings
+from vllm_vitals.store.cells import HistogramCell
 
 KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
 CASES = [("grpc", "delta", "exponential"), ("http/protobuf", "cumulative", "explicit")]

@@ -17,7 +17,7 @@ from tests.live.pages import eventually, idle, read, running, settled, until, wa
 from tests.live.server import VllmServer
 from tests.parity import Samples, parse, value
 from vllm_vitals.catalog.engine import LIMITED
-from vllm_vitals.collector.headroom import MEMORY, REMEMBERED
+from vllm_vitals.engine.headroom import MEMORY, REMEMBERED
 
 NAME = "vllm_engine_limited_duration_seconds_total"
 ABANDONED = "vllm_requests_abandoned_total"

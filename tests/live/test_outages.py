@@ -50,7 +50,7 @@ from tests.unit.otlp import (
     Reply,
 )
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.settings import OtlpSettings
+from vllm_vitals.config.settings import OtlpSettings
 
 TOLD = f"invalid token: Bearer {SECRET}".encode()
 ASKED = 2

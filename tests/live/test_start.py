@@ -8,7 +8,7 @@ from tests.live.load import put_load
 from tests.live.pages import eventually
 from tests.live.server import VllmServer, fetch
 from tests.parity import parse, value
-from vllm_vitals.settings import OtlpSettings
+from vllm_vitals.config.settings import OtlpSettings
 
 SLACK = 20.0
 """Seconds that vLLM may take to end by itself, on a crowded machine; it is killed after 60."""

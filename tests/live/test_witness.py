@@ -10,7 +10,7 @@ from tests.live.layouts import Shared
 from tests.live.load import together
 from tests.live.pages import settled
 from tests.parity import Samples, value
-from vllm_vitals.feed.clock import epoch
+from vllm_vitals._util.clock import epoch
 from vllm_vitals.vllm.reader import CLOCK_JITTER
 
 REQUESTS, PROMPT, OUTPUT = 24, 300, 300

@@ -6,7 +6,7 @@ import promql_parser
 
 from vllm_vitals.catalog import CATALOG, Histogram
 from vllm_vitals.catalog.names import prometheus_label
-from vllm_vitals.native.names import NATIVES, RENAMED
+from vllm_vitals.vllm_page.counterparts import NATIVES, RENAMED
 
 PROMETHEUS = {"up": frozenset[str]()}
 """What Prometheus itself makes of a scrape, and its labels besides those of the target."""

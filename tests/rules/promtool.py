@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tests.live.bootstrap import prometheus_tools
-from vllm_vitals.rules import GROUPS, RulesConfig, as_data, build
+from vllm_vitals.mixin.rules import GROUPS, RulesConfig, as_data, build
 
 Series = Mapping[str, str]
 """Values in promtool's notation by series."""

@@ -9,9 +9,9 @@ from tests.rules.fleet import healthy
 from tests.rules.promtool import Fires, Scenario, names, played, run
 from tests.rules.scenarios import SCENARIOS
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.native.names import NAMES
-from vllm_vitals.rules import RulesConfig, build
-from vllm_vitals.rules.rule import Alert
+from vllm_vitals.mixin.rules import RulesConfig, build
+from vllm_vitals.mixin.rules.rule import Alert
+from vllm_vitals.vllm_page.counterparts import NAMES
 
 SECTIONS = {
     rule.name: section

@@ -9,10 +9,10 @@ import yaml
 
 from tests.live.bootstrap import prometheus_tools
 from tests.rules.expressions import exported, faults
-from vllm_vitals.rules import RulesConfig, build, files
-from vllm_vitals.rules.config import Labels
-from vllm_vitals.rules.maker import Maker
-from vllm_vitals.rules.rule import Record
+from vllm_vitals.mixin.rules import RulesConfig, build, files
+from vllm_vitals.mixin.rules.config import Labels
+from vllm_vitals.mixin.rules.maker import Maker
+from vllm_vitals.mixin.rules.rule import Record
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "deploy" / "prometheus" / "rules"

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.rules.fleet import MODEL, engine, healthy, replica, series
 from tests.rules.promtool import recorded, run
-from vllm_vitals.rules import RulesConfig
+from vllm_vitals.mixin.rules import RulesConfig
 
 TTFT = "vllm_request_time_to_first_token_seconds_bucket"
 

@@ -8,11 +8,11 @@ import pytest
 
 from tests.rules.expressions import exported, faults
 from vllm_vitals.cli.settings import sections
-from vllm_vitals.gpu.sample import REASONS
-from vllm_vitals.rules import RulesConfig, build
-from vllm_vitals.rules.maker import Maker
-from vllm_vitals.rules.rule import Alert, Record
-from vllm_vitals.standard import SWITCHES, VARIABLES
+from vllm_vitals.config.otel_env import SWITCHES, VARIABLES
+from vllm_vitals.mixin.rules import RulesConfig, build
+from vllm_vitals.mixin.rules.maker import Maker
+from vllm_vitals.mixin.rules.rule import Alert, Record
+from vllm_vitals.records.gpu import REASONS
 
 BOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 CONFIG = RulesConfig()

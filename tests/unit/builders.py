@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import settings
 from prometheus_client import CollectorRegistry
 
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.exposition import END, Renderer
-from vllm_vitals.exporters.registry import VitalsCollector
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts, Finished, Step
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
+from vllm_vitals.exporters.prometheus.text import END, Renderer
+from vllm_vitals.records.step import Facts, Finished, Step
 from vllm_vitals.vllm.reader import Reader
 
 MODEL = "m"

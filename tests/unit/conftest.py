@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import Clock
-from vllm_vitals import logs
-from vllm_vitals.collector import collector
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
+from vllm_vitals._util import log as logs
+from vllm_vitals.aggregation import aggregator as collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.runtime import Runtime
 
 VERSIONED = [
     "buckets",

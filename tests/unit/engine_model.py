@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.unit.builders import EPOCH, MODEL
-from vllm_vitals.step import Facts, Step
+from vllm_vitals.records.step import Facts, Step
 
 STEP = 0.05
 """Seconds that every step takes."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import Sight
-from vllm_vitals import runtime as runtimes
-from vllm_vitals.runtime import Runtime
+from vllm_vitals.deployment import runtime as runtimes
+from vllm_vitals.deployment.runtime import Runtime
 
-PLUGINS = "vllm_vitals.vllm.plugins"
+PLUGINS = "vllm_vitals.plugin"
 VERSION = "0.32.0"
 QUIET = {"VITALS_PROMETHEUS__HOST": "127.0.0.1", "VITALS_PROMETHEUS__PORT": "0", "VITALS_DRAIN_INTERVAL": "10",
          "VITALS_GPU__ENABLED": "false"}  # fmt: skip

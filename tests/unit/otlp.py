@@ -25,10 +25,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 )
 
 from tests.waiting import PATIENCE
-from vllm_vitals.collector.collector import Collector
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
-from vllm_vitals.settings import Settings
 
 HOST = "127.0.0.1"
 VERSION = "0.32.0"

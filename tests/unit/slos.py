@@ -3,10 +3,10 @@
 from typing import Any
 
 from vllm_vitals.catalog.slo import COUNTERS
-from vllm_vitals.columns import Requests
-from vllm_vitals.settings import Slo
-from vllm_vitals.slo.judge import Judge
-from vllm_vitals.step import Finished
+from vllm_vitals.config.settings import Slo
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Finished
+from vllm_vitals.slo.evaluator import Judge
 
 Series = dict[tuple[str, ...], float]
 

@@ -3,8 +3,8 @@
 import random
 
 from tests.unit.builders import ENGINE, Sight, collect, feed, step
-from vllm_vitals.collector.abandoned import MOST_SLOTS, SKEW, SLOT, Abandoned
-from vllm_vitals.step import Finished, Floats, Step
+from vllm_vitals.engine.abandoned import MOST_SLOTS, SKEW, SLOT, Abandoned
+from vllm_vitals.records.step import Finished, Floats, Step
 
 ABANDONED = "vllm_requests_abandoned_total"
 

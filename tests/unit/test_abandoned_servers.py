@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, Clock
+from vllm_vitals.aggregation import merge
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import AWAKE, LONGEST_HOLD, Merger
 from vllm_vitals.catalog.requests import ABANDONED
-from vllm_vitals.collector import merge
-from vllm_vitals.collector.abandoned import SKEW
-from vllm_vitals.collector.cells import NumberCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import AWAKE, LONGEST_HOLD, Merger
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts, Finished, Floats, Gap, Health, Record, Step
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.engine.abandoned import SKEW
+from vllm_vitals.records.step import Facts, Finished, Floats, Gap, Health, Record, Step
+from vllm_vitals.store.cells import NumberCell
 
 SETTLED = 2 * SKEW + AWAKE
 """Seconds of silence, heard from all of them, after which the count is exact."""

@@ -16,10 +16,10 @@ from vllm_vitals.catalog.connectors import USAGE
 from vllm_vitals.catalog.engine import MEMORY_TRAFFIC_UTILIZATION, MFU, SATURATION
 from vllm_vitals.catalog.metric import reader
 from vllm_vitals.catalog.names import PER, UNITS
-from vllm_vitals.columns import Requests
-from vllm_vitals.gpu.sample import Sample
-from vllm_vitals.step import Facts, Finished, Health, Rejection, Sleep, Step
-from vllm_vitals.vllm.facts import _features
+from vllm_vitals.records.gpu import Sample
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Facts, Finished, Health, Rejection, Sleep, Step
+from vllm_vitals.vllm.engine_config import _features
 
 VLLM_COUNTERS, VLLM_GAUGES, VLLM_HISTOGRAMS = (
     [name for name, declared in DECLARED.items() if declared.kind is kind] for kind in KINDS.values()

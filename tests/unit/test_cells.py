@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals._util.amounts import LARGEST
-from vllm_vitals.collector.cells import PENDING, REPEATED, Exemplar, HistogramCell, NumberCell, fault
+from vllm_vitals.store.cells import PENDING, REPEATED, Exemplar, HistogramCell, NumberCell, fault
 
 LIMIT = 1e6
 BOUNDS = (0.1, 1.0, 2.5, 10.0)

@@ -9,7 +9,9 @@ from vllm_vitals.cli import app
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "grafana_foundation_sdk", None)
-    for name in [name for name in sys.modules if name.startswith(("vllm_vitals.boards", "grafana_foundation_sdk."))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("vllm_vitals.mixin.dashboards", "grafana_foundation_sdk."))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     ran = CliRunner().invoke(app, ["dashboards", "--out", str(tmp_path)])
     assert ran.exit_code == 1

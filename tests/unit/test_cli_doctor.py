@@ -8,9 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 import vllm_vitals
-from vllm_vitals.cli import app, doctor
-from vllm_vitals.cli.checks import CHECKS, endpoint
-from vllm_vitals.cli.checks.finding import Status, fail, ok, skip, warn
+from vllm_vitals.cli import app
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import command as doctor
+from vllm_vitals.cli.doctor import endpoint
+from vllm_vitals.cli.doctor.finding import Status, fail, ok, skip, warn
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import vllm_vitals
-from vllm_vitals.cli.checks import CHECKS, endpoint, holder
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.launch import Launch
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.feed.feed import Source
-from vllm_vitals.feed.tap import Tap
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import endpoint, holder
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.launch import Launch
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
+from vllm_vitals.ingest.drain import Source
+from vllm_vitals.ingest.step_queue import Tap
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in words, or for a moment

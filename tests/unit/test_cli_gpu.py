@@ -8,9 +8,10 @@ import pytest
 
 from tests.unit.amd import stub as amd
 from tests.unit.nvml import stub as nvidia
-from vllm_vitals.cli.checks import CHECKS, gpu
-from vllm_vitals.cli.checks.finding import Finding, Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import gpu
+from vllm_vitals.cli.doctor.finding import Finding, Status
+from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.gpu import amd_source
 
 A, B = "GPU-aaaaaaaa-0000", "GPU-bbbbbbbb-0000"

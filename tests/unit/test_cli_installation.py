@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
-from vllm_vitals.cli.checks import CHECKS, installation
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.installed import release
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import installation
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.installed import release
+from vllm_vitals.cli.doctor.launch import Launch
 
 
 def look(check, environ=None):

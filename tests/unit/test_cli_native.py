@@ -11,9 +11,9 @@ import trustme
 from tests.unit.native_vllm import TEXT, Vllm, text_page
 from tests.unit.peer import HOST, Peer, answer
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks.finding import Finding, Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor.finding import Finding, Status
+from vllm_vitals.cli.doctor.launch import Launch
 
 JOIN = {"VITALS_PROMETHEUS__JOIN_NATIVE": "true"}
 INCLUDE = {"VITALS_PROMETHEUS__INCLUDE_NATIVE": "true"}

@@ -1,8 +1,8 @@
 """Doctor: our own settings."""
 
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.launch import Launch
 
 
 def look(**environ):

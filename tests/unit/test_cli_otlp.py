@@ -11,10 +11,10 @@ import trustme
 
 from tests.unit import otlp
 from tests.unit.otlp import HOST, RECEIVERS, GrpcReceiver, HttpReceiver, Receiver, Refusal, Reply
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks import otlp as check
-from vllm_vitals.cli.checks.finding import Finding, Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import otlp as check
+from vllm_vitals.cli.doctor.finding import Finding, Status
+from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.exporters.otlp.answer import NOT_READ
 from vllm_vitals.exporters.otlp.peer import locate
 from vllm_vitals.exporters.otlp.target import Target

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.launch import Launch
 
 OURS = "vitals_prometheus"
 PUSH = "vitals_otlp"
@@ -110,7 +110,7 @@ def test_a_blank_in_somebody_elses_name():
     ],
 )
 def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, missing, distribution):
-    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.vllm.plugins:OtlpVitals\n{OURS} = vllm_vitals.vllm.plugins:P")
+    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.plugin:OtlpVitals\n{OURS} = vllm_vitals.plugin:P")
     (finding,) = look("vllm-plugins", {"VLLM_PLUGINS": listed, **environ})
     assert finding.status is status
     assert not missing or f"does not name {missing}" in finding.found
@@ -120,7 +120,7 @@ def test_a_plugin_with_nothing_to_do_need_not_be_named(environ, listed, status, 
     ("listed", "status"), [(OURS, Status.OK), (PUSH, Status.OK), (f" {PUSH}", Status.FAIL), ("a", Status.FAIL)]
 )
 def test_with_a_sidecar_one_plugin_is_enough(listed, status, distribution):
-    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.vllm.plugins:OtlpVitals\n{OURS} = vllm_vitals.vllm.plugins:P")
+    distribution("vllm-vitals", f"{PUSH} = vllm_vitals.plugin:OtlpVitals\n{OURS} = vllm_vitals.plugin:P")
     environ = {
         "VLLM_PLUGINS": listed,
         "VITALS_OTLP__ENDPOINT": "http://c",

@@ -5,10 +5,10 @@ import shlex
 import pytest
 
 from vllm_vitals.catalog.itself import DETACHED
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks.command import CommandError, parse
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.launch import Launch
+from vllm_vitals.cli.doctor.serve_command import CommandError, parse
 
 SIDECAR = {"VITALS_WIRE__SIDECAR": "/run/vitals/s.sock"}
 

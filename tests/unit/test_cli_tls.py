@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks.finding import Status
-from vllm_vitals.cli.checks.launch import Launch
-from vllm_vitals.configuration import SettingsError, load
-from vllm_vitals.exporters.prometheus import LOOK
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor.finding import Status
+from vllm_vitals.cli.doctor.launch import Launch
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.exporters.prometheus.exporter import LOOK
 
 NOW = datetime.now(tz=timezone.utc)
 

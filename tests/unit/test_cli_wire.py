@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_vitals.cli.checks import CHECKS
-from vllm_vitals.cli.checks import wire as check
-from vllm_vitals.cli.checks.finding import Finding, Status
-from vllm_vitals.cli.checks.launch import Launch
+from vllm_vitals.cli.doctor import CHECKS
+from vllm_vitals.cli.doctor import wire as check
+from vllm_vitals.cli.doctor.finding import Finding, Status
+from vllm_vitals.cli.doctor.launch import Launch
 
 SEVERAL = "vllm serve m -asc 2"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_vitals.feed import clock
+from vllm_vitals._util import clock
 
 BOOT = 1_700_000_000.0
 

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 import vllm_vitals
 from tests.unit.builders import AGE, Clock, facts
+from vllm_vitals._util import clock as clocks
+from vllm_vitals.aggregation import aggregator as collectors
+from vllm_vitals.aggregation import merge
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
 from vllm_vitals.catalog.engine import RUNNING, UP
 from vllm_vitals.catalog.itself import STEP_AGE
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.catalog.requests import GENERATION_TOKENS
-from vllm_vitals.collector import collector as collectors
-from vllm_vitals.collector import merge
-from vllm_vitals.collector.cells import NumberCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import LONGEST_HOLD, Merger
-from vllm_vitals.feed import clock as clocks
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Sleep, Step
-from vllm_vitals.wire import processes
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.step import Sleep, Step
+from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.transport import processes
 
 SOURCE = Path(vllm_vitals.__file__).parent
 STALE_AFTER = 60.0

@@ -28,12 +28,12 @@ from tests.unit.builders import (
     request_stats,
     step,
 )
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.metric import Counter, Metric
-from vllm_vitals.collector.cells import HistogramCell, NumberCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation, Step
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation, Step
+from vllm_vitals.store.cells import HistogramCell, NumberCell
 
 INTERVAL = "vllm_step_interval_seconds"
 LATENCY = "vllm_request_inter_token_latency_seconds"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.configuration import SettingsError, is_strict, load, variables
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.load import SettingsError, is_strict, load, variables
+from vllm_vitals.config.settings import Settings
 
 YAML = "prometheus:\n  port: 1111\n  host: file.example\nqueue_size: 100\nbuckets:\n  step: [1, 2]\n"
 TOML = 'queue_size = 100\n[prometheus]\nport = 1111\nhost = "file.example"\n[buckets]\nstep = [1, 2]\n'

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, step
 from tests.unit.test_hostile import scalars, values
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog import itself
 from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
-from vllm_vitals.collector.cells import HistogramCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import Merger
-from vllm_vitals.feed.tap import Tap
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import OTHER, Dialect, Record, Reported, Step, Unread
+from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.records.step import OTHER, Dialect, Record, Reported, Step, Unread
+from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.transport.messages import Batch, encode, from_client
 from vllm_vitals.vllm.connectors import MOST_CONNECTORS, as_told
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.recall import Recall
-from vllm_vitals.vllm.reports import DESCRIBED, FAILED, LISTS, OPERATIONS
 from vllm_vitals.vllm.told import Bearer, write
-from vllm_vitals.wire.messages import Batch, encode, from_client
 
 Numbers = dict[str, Any]
 

@@ -9,13 +9,13 @@ from pydantic import ValidationError
 
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, facts, feed, step
 from tests.unit.test_limiter import LIMITERS
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.cost import STATES
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.config.settings import PriceSettings, Settings
 from vllm_vitals.gpu.peaks import PEAKS
-from vllm_vitals.gpu.sample import FAILED, Gpu, Reading, Sample
-from vllm_vitals.settings import PriceSettings, Settings
-from vllm_vitals.step import Finished, Gone, Sleep
+from vllm_vitals.records.gpu import FAILED, Gpu, Reading, Sample
+from vllm_vitals.records.step import Finished, Gone, Sleep
 
 GPU_TIME, ENERGY = "vllm_engine_gpu_time_seconds_total", "vllm_engine_energy_joules_total"
 COST, SAVED, PRICE = "vllm_engine_cost_total", "vllm_prefix_cache_saved_cost_total", "vllm_gpu_price_per_hour"

@@ -12,10 +12,10 @@ import pytest
 import typer
 import yaml
 
+from vllm_vitals._util.directory import LONGEST_PATH
 from vllm_vitals.cli import app
-from vllm_vitals.configuration import Loaded, load
-from vllm_vitals.standard import SWITCHES, VARIABLES
-from vllm_vitals.wire.directory import LONGEST_PATH
+from vllm_vitals.config.load import Loaded, load
+from vllm_vitals.config.otel_env import SWITCHES, VARIABLES
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"

@@ -10,9 +10,9 @@ import yaml
 from vllm_vitals.catalog import CATALOG, Histogram
 from vllm_vitals.cli import metrics, settings
 from vllm_vitals.cli.settings import sections
-from vllm_vitals.configuration import load
+from vllm_vitals.config.load import load
+from vllm_vitals.config.otel_env import SWITCHES, VARIABLES
 from vllm_vitals.exporters.otlp.target import resolve
-from vllm_vitals.standard import SWITCHES, VARIABLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 MAKERS = {"metrics": metrics.as_markdown, "settings": settings.as_markdown}

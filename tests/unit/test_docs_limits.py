@@ -4,16 +4,20 @@ import inspect
 import re
 from pathlib import Path
 
-from vllm_vitals import configuration, standard, step
-from vllm_vitals._util import documents, files, labels, redact
+from vllm_vitals._util import directory, documents, files, labels, redact
+from vllm_vitals._util import http as download
+from vllm_vitals.aggregation import aggregator as collector
 from vllm_vitals.catalog import cache, metric
-from vllm_vitals.collector import collector, store
-from vllm_vitals.exporters.http import limits
+from vllm_vitals.config import load as configuration
+from vllm_vitals.config import otel_env as standard
 from vllm_vitals.exporters.otlp import answer, exporter, line, reply, transport
-from vllm_vitals.feed import tap
-from vllm_vitals.native import download, page, poller, totals
+from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.ingest import step_queue as tap
+from vllm_vitals.records import step
+from vllm_vitals.store import store
+from vllm_vitals.transport import frames, receiver, room, session
 from vllm_vitals.vllm import finished, reader
-from vllm_vitals.wire import directory, frames, receiver, room, session
+from vllm_vitals.vllm_page import page, poller, totals
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition("\n## ")[0]

@@ -13,7 +13,7 @@ from tests.unit.builders import Clock, Sight
 from tests.unit.fake_vllm import FakeVllm, fake_vllm, make_config
 from tests.waiting import wait_until
 from vllm_vitals.catalog.engine import UP
-from vllm_vitals.feed import feed
+from vllm_vitals.ingest import drain as feed
 from vllm_vitals.vllm import life
 from vllm_vitals.vllm.life import LINGER
 

@@ -28,14 +28,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.unit.builders import ENGINE
 from tests.unit.otlp import free_port
 from tests.waiting import wait_until
-from vllm_vitals.exporters import prometheus, web
-from vllm_vitals.exporters.exposition import OPENMETRICS, TEXT
-from vllm_vitals.exporters.http import limits
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.exporters.registry import VitalsCollector
-from vllm_vitals.exporters.web import accepts_gzip, prefers_openmetrics
-from vllm_vitals.feed import feed
-from vllm_vitals.runtime import Runtime
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.exporters.prometheus.app import accepts_gzip, prefers_openmetrics
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter, limits
+from vllm_vitals.exporters.prometheus import app as web
+from vllm_vitals.exporters.prometheus import exporter as prometheus
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
+from vllm_vitals.exporters.prometheus.text import OPENMETRICS, TEXT
+from vllm_vitals.ingest import drain as feed
 
 HOST = "127.0.0.1"
 NAME = "vitals_prometheus"
@@ -123,7 +123,7 @@ class Endpoint:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
     """Serve one engine to every test that only asks."""
-    from vllm_vitals.settings import Settings
+    from vllm_vitals.config.settings import Settings
 
     runtime = Runtime(Settings(drain_interval=10.0, stale_after=3600.0, prometheus={"host": HOST, "port": 0}))
     made = Endpoint(runtime).up()

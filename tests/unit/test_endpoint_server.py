@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import trustme
 
-from vllm_vitals.exporters.http import limits, server
-from vllm_vitals.exporters.http.message import Answer, Request, plain
-from vllm_vitals.exporters.http.server import Server
-from vllm_vitals.exporters.tls import tls_context
-from vllm_vitals.settings import PrometheusSettings
+from vllm_vitals.config.settings import PrometheusSettings
+from vllm_vitals.exporters.prometheus import limits, server
+from vllm_vitals.exporters.prometheus.message import Answer, Request, plain
+from vllm_vitals.exporters.prometheus.server import Server
+from vllm_vitals.exporters.prometheus.tls import tls_context
 
 HOST = "127.0.0.1"
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_vitals.exporters.http import limits
-from vllm_vitals.exporters.http.client import Client, State, peer_of
-from vllm_vitals.exporters.http.slots import Slots
+from vllm_vitals.exporters.prometheus.client import Client, State, peer_of
+from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.exporters.prometheus.slots import Slots
 
 MOVES = st.tuples(st.integers(0, 5), st.sampled_from(("come", "come", "come", "wait", "answer", "go")))
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as some
 
 from tests.unit.builders import examples
 from vllm_vitals.catalog.cost import STATES
-from vllm_vitals.collector.energy import MOST_WAITING, Energy, activity
-from vllm_vitals.collector.limiter import Limiter
+from vllm_vitals.engine.energy import MOST_WAITING, Energy, activity
+from vllm_vitals.engine.limiter import Limiter
 
 
 def divided(*readings: tuple[float, dict[str, float]], now: str = "idle") -> dict[str, float]:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
 from tests.unit.builders import examples
-from vllm_vitals.collector.exponential import FINEST, MOST_BUCKETS, Exponential
+from vllm_vitals.store.exponential import FINEST, MOST_BUCKETS, Exponential
 
 SMALLEST = 2.0**-1022
 

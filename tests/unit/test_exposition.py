@@ -20,12 +20,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, finished, page, step
 from tests.unit.nvml.readings import full
 from vllm_vitals._util.labels import label
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG, Counter, Gauge, Histogram
 from vllm_vitals.catalog.connectors import CONNECTORS
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.exposition import Renderer
-from vllm_vitals.gpu.sample import Sample
-from vllm_vitals.step import CacheUse, Evictions, Finished, Health, Rejection, Reported, Sleep, Speculation
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.records.gpu import Sample
+from vllm_vitals.records.step import CacheUse, Evictions, Finished, Health, Rejection, Reported, Sleep, Speculation
 
 AWKWARD = 'a"b\\c\nd,e=f{g}h # i 你好 \N{PILE OF POO}'
 EVERY_FEATURE = {metric.needs for metric in CATALOG} - {""}

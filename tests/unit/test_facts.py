@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.buckets import FAMILIES
 from vllm_vitals.catalog.engine import INFO
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Facts
-from vllm_vitals.vllm.facts import api_server, engine_facts, model_name, process_age
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.step import Facts
+from vllm_vitals.vllm.engine_config import api_server, engine_facts, model_name, process_age
 
 VERSION = "0.32.0"
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_vitals.feed.feed import BATCH, NUMBERS, Feed, Source
-from vllm_vitals.feed.tap import Tap
-from vllm_vitals.step import Floats, Record, Step
+from vllm_vitals.ingest.drain import BATCH, NUMBERS, Feed, Source
+from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.records.step import Floats, Record, Step
 
 
 class Sink:

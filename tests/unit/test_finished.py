@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.step import Finished, Step
+from vllm_vitals.records.step import Finished, Step
 from vllm_vitals.vllm.fields import Fields
 from vllm_vitals.vllm.finished import COUNTS, NUMBERS, FinishedReader
 

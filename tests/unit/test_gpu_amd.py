@@ -14,9 +14,9 @@ from vllm_vitals.gpu.amd import Amd
 from vllm_vitals.gpu.amd_process import answer
 from vllm_vitals.gpu.amd_source import AmdSource
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import DEGRADED, OK, Gpu, Reading
 from vllm_vitals.gpu.source import DownError, LostError
 from vllm_vitals.gpu.visible import Listed
+from vllm_vitals.records.gpu import DEGRADED, OK, Gpu, Reading
 
 A, B = "aaaaaaaa-0000-1000-8000-aaaaaaaaaaaa", "bbbbbbbb-0000-1000-8000-bbbbbbbbbbbb"
 HIP_A, HIP_B = "GPU-aaaaaaaaaaaaaaaa", "GPU-bbbbbbbbbbbbbbbb"

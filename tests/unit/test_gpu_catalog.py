@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.nvml.readings import WHOLE, full
+from vllm_vitals.aggregation.gpu_writers import Intake
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog import gpu as catalog
 from vllm_vitals.catalog.gpu import GPU
-from vllm_vitals.collector.store import Store
-from vllm_vitals.collector.writers import writers
-from vllm_vitals.exporters.exposition import Renderer
-from vllm_vitals.gpu.intake import Intake
-from vllm_vitals.gpu.sample import FAILED, OK, REASONS, Gpu, Reading, Sample
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.records.gpu import FAILED, OK, REASONS, Gpu, Reading, Sample
+from vllm_vitals.store.store import Store
+from vllm_vitals.store.writers import writers
 
 PART = Gpu("MIG-1", "H100 MIG", "NVIDIA", "GPU-a", "3")
 LABELS = 'hw_id="GPU-a",hw_name="H100",hw_vendor="NVIDIA",model_name="m",engine="4"'

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.nvml import stub
 from vllm_vitals.gpu.fleet import LONGEST_RETRY, Fleet
 from vllm_vitals.gpu.nvml import Nvml
-from vllm_vitals.gpu.placement import Placement, place
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import FAILED, OK
 from vllm_vitals.gpu.visible import visible
+from vllm_vitals.records.gpu import FAILED, OK
+from vllm_vitals.records.placement import Placement, place
 
 A, B, C = (f"GPU-{letter * 8}-0000" for letter in "abc")
 NAME = stub.H100["name"]

@@ -9,9 +9,9 @@ from tests.unit.nvml import stub
 from tests.unit.nvml.stub import EVERY_LINK, GIB
 from vllm_vitals.gpu.nvml import Nvml
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import DEGRADED, NVIDIA_REASONS, OK, Gpu, Reading
 from vllm_vitals.gpu.source import DownError, LostError
 from vllm_vitals.gpu.visible import Listed, Part
+from vllm_vitals.records.gpu import DEGRADED, NVIDIA_REASONS, OK, Gpu, Reading
 
 A, B = "GPU-aaaaaaaa-0000", "GPU-bbbbbbbb-0000"
 

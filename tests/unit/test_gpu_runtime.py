@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from tests.unit.builders import Clock, Sight, collect, feed
 from tests.unit.nvml import stub
 from tests.unit.nvml.readings import full
-from vllm_vitals.exporters.prometheus import PrometheusExporter
-from vllm_vitals.gpu.placement import Placement
-from vllm_vitals.gpu.sample import Sample
-from vllm_vitals.settings import Settings
-from vllm_vitals.sidecar import StepSidecar, exporters
-from vllm_vitals.vllm.facts import placement
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.sidecar import StepSidecar, exporters
+from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
+from vllm_vitals.records.gpu import Sample
+from vllm_vitals.records.placement import Placement
+from vllm_vitals.vllm.engine_config import placement
 
 A, B = "GPU-aaaaaaaa-0000", "GPU-bbbbbbbb-0000"
 

@@ -15,9 +15,9 @@ from tests.unit.nvml import stub
 from tests.waiting import wait_until
 from vllm_vitals.gpu import amd_source
 from vllm_vitals.gpu.fleet import Fleet
-from vllm_vitals.gpu.placement import Placement
-from vllm_vitals.gpu.sample import Gpu, Reading, Sample
 from vllm_vitals.gpu.sampler import Sampler, sampler
+from vllm_vitals.records.gpu import Gpu, Reading, Sample
+from vllm_vitals.records.placement import Placement
 
 A, B = "GPU-aaaaaaaa-0000", "GPU-bbbbbbbb-0000"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vllm_vitals.gpu.placement import Placement, place
 from vllm_vitals.gpu.visible import AMD, NVIDIA, Listed, Part, select, visible
+from vllm_vitals.records.placement import Placement, place
 
 A, B, C, D = "GPU-aaaa1111-x", "GPU-bbbb2222-x", "GPU-aabb3333-x", "GPU-dddd4444-x"
 FOUR = [Listed(A), Listed(B), Listed(C), Listed(D)]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.unit.builders import ENGINE, Clock, Sight, facts, feed, step
-from vllm_vitals.collector import collector as module
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.headroom import FEWEST, MEMORY, SPACING, Prefill, Saturation, Trend, Typical, level
-from vllm_vitals.columns import Requests
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Finished
+from vllm_vitals.aggregation import aggregator as module
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.engine.headroom import FEWEST, MEMORY, SPACING, Prefill, Saturation, Trend, Typical, level
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Finished
 
 PAGE = Path(__file__).parents[2] / "docs" / "headroom.md"
 FREE = "vllm_kv_cache_free_sequences"

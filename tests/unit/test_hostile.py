@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals import logs
+from vllm_vitals._util import log as logs
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG, itself, requests
-from vllm_vitals.collector.cells import HistogramCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.feed.feed import Feed, Source
-from vllm_vitals.feed.tap import Tap
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Step
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.ingest.drain import Feed, Source
+from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.records.step import Step
+from vllm_vitals.store.cells import HistogramCell
 from vllm_vitals.vllm.reader import Reader
 
 SCHEDULER = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_vitals.collector.imbalance import WINDOW, Imbalance, Load
+from vllm_vitals.engine.imbalance import WINDOW, Imbalance, Load
 
 
 def look(imbalance: Imbalance, clock: float, **engines: tuple[float, float]) -> dict[str, float | None]:

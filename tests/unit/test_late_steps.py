@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from tests.unit.builders import AGE, ENGINE, EPOCH, MODEL, Clock, Sight
+from vllm_vitals.aggregation import merge
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog.engine import LIMITED
-from vllm_vitals.collector import merge
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import Merger
-from vllm_vitals.settings import PerfSettings, Settings
-from vllm_vitals.step import Facts, Finished, Record, Sleep, Step
+from vllm_vitals.config.settings import PerfSettings, Settings
+from vllm_vitals.records.step import Facts, Finished, Record, Sleep, Step
 
 RUNNING = "vllm_engine_requests_running"
 BUSY = "vllm_engine_limited_duration_seconds_total"

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import ENGINE, MODEL, Clock, Sight, facts, feed, step
+from vllm_vitals.aggregation import aggregator as module
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.engine import LIMITED
-from vllm_vitals.collector import collector as module
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.limiter import Ended, Limiter, limiter
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Finished, Floats, Gone, Sleep
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.engine.limiter import Ended, Limiter, limiter
+from vllm_vitals.records.step import Finished, Floats, Gone, Sleep
 
 LIMITERS = LIMITED.labels[0].values
 

@@ -4,13 +4,13 @@ import random
 from types import SimpleNamespace
 
 from tests.unit.builders import EPOCH, MODEL
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
-from vllm_vitals.collector.cells import NumberCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.exporters.exposition import Renderer
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.points import PointBuilder
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import OTHER
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.records.step import OTHER
+from vllm_vitals.store.cells import NumberCell
 from vllm_vitals.vllm.reader import Reader
 
 Requests = dict[str, int]

@@ -8,11 +8,11 @@ import pytest
 from msgspec.msgpack import encode
 
 from tests.unit.builders import AGE, ENGINE, EPOCH, MODEL, Clock, Sight
-from vllm_vitals.collector import merge
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import LONGEST_HOLD, Merger
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Dialect, Facts, Gone, Health, Sleep, Step, Unread
+from vllm_vitals.aggregation import merge
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.step import Dialect, Facts, Gone, Health, Sleep, Step, Unread
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.told import write
 

@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 from tests.unit.peer import HOST, Peer, answer, slowly
-from vllm_vitals.native.download import Download, DownloadError, download
-from vllm_vitals.native.trust import Trust
-from vllm_vitals.settings import NativeSettings
+from vllm_vitals._util.http import Download, DownloadError, download
+from vllm_vitals.config.settings import NativeSettings
+from vllm_vitals.vllm_page.trust import Trust
 
 BODY = b"# TYPE a gauge\na 1.0\n"
 TEXT = "Content-Type: text/plain; version=0.0.4"

@@ -21,9 +21,9 @@ from tests.unit.native_vllm import (
     text_page,
 )
 from tests.unit.peer import Peer, answer
+from vllm_vitals._util.http import DownloadError
 from vllm_vitals.exporters.otlp.bridge import native_series
-from vllm_vitals.native.download import DownloadError
-from vllm_vitals.native.page import Page, PageError, fetch, parse
+from vllm_vitals.vllm_page.page import Page, PageError, fetch, parse
 
 
 def busy(*release: int) -> Vllm:

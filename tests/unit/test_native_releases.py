@@ -9,7 +9,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
 from tests.unit.native_vllm import DECLARED, ENGINE, RELEASES, Release, Vllm
-from vllm_vitals.native.mapping import mapped, relevant
+from vllm_vitals.vllm_page.mapping import mapped, relevant
 
 CONNECTOR = "what one KV connector says of itself, of which the catalogue has nothing"
 OPERATION = "what somebody asks vLLM's server to do, not what its engines do"

@@ -15,13 +15,13 @@ from tests.unit.native_vllm import TEXT, Vllm, text_page
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.cache import PREFIX_HITS, PREFIX_QUERIES
 from vllm_vitals.catalog.requests import DURATION, GENERATION_TOKENS
-from vllm_vitals.collector.store import OTHER, Store
-from vllm_vitals.exporters.exposition import Renderer
 from vllm_vitals.exporters.otlp.points import PointBuilder
-from vllm_vitals.native.page import parse
-from vllm_vitals.native.series import NativeSeries
-from vllm_vitals.native.source import NativeSource
-from vllm_vitals.native.totals import Totals
+from vllm_vitals.exporters.prometheus.text import Renderer
+from vllm_vitals.store.store import OTHER, Store
+from vllm_vitals.vllm_page.page import parse
+from vllm_vitals.vllm_page.series import NativeSeries
+from vllm_vitals.vllm_page.source import NativeSource
+from vllm_vitals.vllm_page.totals import Totals
 
 NEWEST = (0, 33, 0)
 TOKENS = "vllm_tokens_generation_total"

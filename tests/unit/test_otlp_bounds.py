@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from vllm_vitals._util.deadline_socket import Deadline
 from vllm_vitals._util.redact import MOST_SEARCHED
 from vllm_vitals.exporters.otlp.answer import of_grpc
 from vllm_vitals.exporters.otlp.line import Plain
-from vllm_vitals.native.wire import Deadline
 
 
 class Waning:

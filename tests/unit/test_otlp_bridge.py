@@ -5,9 +5,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
-from vllm_vitals.collector.store import Store
 from vllm_vitals.exporters.otlp.bridge import native_series
 from vllm_vitals.exporters.otlp.points import PointBuilder, Push, Series
+from vllm_vitals.store.store import Store
 
 ENGINE = ("engine",)
 

@@ -36,7 +36,7 @@ from tests.unit.otlp import (
 from tests.waiting import wait_until
 from vllm_vitals.exporters.otlp import exporter as module
 from vllm_vitals.exporters.otlp.answer import NOT_READ, WEB_PAGE, asked_seconds
-from vllm_vitals.exporters.registry import VitalsCollector
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 
 LABEL = {"exporter": "otlp"}
 TOKENS = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))

@@ -17,16 +17,16 @@ from tests.unit.builders import AGE, EPOCH, MODEL, examples, facts, feed, finish
 from tests.unit.otlp import AGE as PROCESS_AGE
 from tests.unit.otlp import RECEIVERS, VERSION, HttpReceiver, Pusher, Receiver, attributes, identity, metrics, of
 from tests.unit.test_exposition import full_collector
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG, Gauge, Histogram, Metric
 from vllm_vitals.catalog.engine import RUNNING
-from vllm_vitals.collector.cells import HistogramCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.writers import scope_key
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp import points as points_module
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.points import PointBuilder
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import Finished, Step
+from vllm_vitals.records.step import Finished, Step
+from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.writers import scope_key
 
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE

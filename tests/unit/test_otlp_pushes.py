@@ -18,17 +18,17 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.unit.builders import MODEL, examples, facts, feed, step
 from tests.unit.otlp import Key, metrics, points
-from vllm_vitals.collector.cells import HistogramCell
-from vllm_vitals.collector.collector import Collector
+from vllm_vitals._util.pacing import Pace
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp import exporter as module
 from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import Target
-from vllm_vitals.exporters.registry import VitalsCollector
-from vllm_vitals.feed.pace import Pace
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import CacheUse, Finished, Sleep
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
+from vllm_vitals.records.step import CacheUse, Finished, Sleep
+from vllm_vitals.store.cells import HistogramCell
 
 OK, FAILED = Answer(ok=True), Answer(error="refused")
 

@@ -15,11 +15,11 @@ import pytest
 import trustme
 
 from tests.unit.otlp import HOST, RECEIVERS, GrpcReceiver, HttpReceiver, Pusher, Receiver, Refusal, Reply, of, said
-from vllm_vitals import runtime as runtime_module
-from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.config.settings import OtlpSettings
+from vllm_vitals.deployment import runtime as runtime_module
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
 from vllm_vitals.exporters.otlp.target import Target, resolve
-from vllm_vitals.settings import OtlpSettings
 
 SECRET = "t0p-s3cret"  # noqa: S105
 

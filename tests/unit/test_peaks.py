@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_vitals.gpu.peaks import PEAKS, PRECISIONS, Peak, peak
-from vllm_vitals.vllm.facts import engine_facts
+from vllm_vitals.vllm.engine_config import engine_facts
 from vllm_vitals.vllm.precision import precisions
 
 # Units, operations of a unit at a clock in FP16 with sums in FP32, MHz; bits of the memory's bus, Gbit/s of each.

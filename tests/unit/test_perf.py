@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.builders import ENGINE, MODEL, Clock, Sight, facts, feed, step
 from tests.unit.test_cost import reading, sample
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.perf import Rate
-from vllm_vitals.gpu.sample import Gpu, Reading
-from vllm_vitals.settings import PerfSettings, Settings
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import PerfSettings, Settings
+from vllm_vitals.engine.utilization import Rate
+from vllm_vitals.records.gpu import Gpu, Reading
 
 FLOPS_LIMIT, TRAFFIC_LIMIT = "vllm_perf_flops_limit_per_second", "vllm_perf_memory_traffic_limit_bytes_per_second"
 MFU, TRAFFIC = "vllm_perf_mfu_ratio", "vllm_perf_memory_traffic_utilization_ratio"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, Sight
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.settings import Settings
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
 from vllm_vitals.vllm.reader import Reader
 
 NOW = 5000.0

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_vitals.catalog import cache, engine, gpu, itself, requests, slo
-from vllm_vitals.promql import (
+from vllm_vitals.mixin.promql import (
     Queries,
     Recording,
     Unavailable,
@@ -24,7 +24,7 @@ from vllm_vitals.promql import (
     sum_by,
     topk,
 )
-from vllm_vitals.promql.vector import number
+from vllm_vitals.mixin.promql.vector import number
 
 OURS = Queries(window="5m")
 VLLMS = Queries(window="5m", source="native")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, read, request_stats
-from vllm_vitals.step import CacheUse, Evictions, Finished, Speculation, Step
+from vllm_vitals.records.step import CacheUse, Evictions, Finished, Speculation, Step
 from vllm_vitals.vllm.finished import finish_reason
 from vllm_vitals.vllm.reader import Reader
 

@@ -6,8 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from tests.unit.builders import ENGINE, Clock, Sight, collect, facts, feed, finished, step
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.exporters.registry import VitalsCollector
-from vllm_vitals.step import Finished
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
+from vllm_vitals.records.step import Finished
 
 KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 

@@ -10,11 +10,11 @@ import yaml
 from typer.testing import CliRunner
 
 from vllm_vitals.cli import app, rules_page
-from vllm_vitals.rules import GROUPS, RulesConfig, build, files
-from vllm_vitals.rules.config import Alert as AlertSettings
-from vllm_vitals.rules.layout import WIDTH, laid_out
-from vllm_vitals.rules.loading import RulesConfigError, read
-from vllm_vitals.rules.windows import duration, seconds
+from vllm_vitals.mixin.rules import GROUPS, RulesConfig, build, files
+from vllm_vitals.mixin.rules.config import Alert as AlertSettings
+from vllm_vitals.mixin.rules.layout import WIDTH, laid_out
+from vllm_vitals.mixin.rules.loading import RulesConfigError, read
+from vllm_vitals.mixin.rules.windows import duration, seconds
 
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "deploy" / "prometheus" / "rules"

@@ -11,10 +11,10 @@ import pytest
 
 from tests.unit.builders import Sight
 from tests.unit.fake_vllm import Config, FakeVllm, fake_vllm, make_config
-from vllm_vitals import runtime as runtimes
-from vllm_vitals.configuration import SettingsError
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
+from vllm_vitals.config.load import SettingsError
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment import runtime as runtimes
+from vllm_vitals.deployment.runtime import Runtime
 
 __all__ = ["fake_vllm"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.unit.engine_model import STEP, EngineModel, drive
-from vllm_vitals.collector.engine import Engine
+from vllm_vitals.engine.state import Engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "headroom.md"
 MINUTES = 5

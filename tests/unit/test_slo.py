@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.builders import MODEL, Sight, collect, facts, feed, finished, page, step
 from tests.unit.slos import counted, request, slo, verdict, violations
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.settings import Settings
-from vllm_vitals.slo.judge import Judge
-from vllm_vitals.step import Facts, Finished, Gone
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.records.step import Facts, Finished, Gone
+from vllm_vitals.slo.evaluator import Judge
 
 # --- What is measured
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.unit.builders import MODEL, Sight, collect, facts, finished
 from tests.unit.slos import counted, request, slo, verdict, violations
-from vllm_vitals.columns import Requests
-from vllm_vitals.settings import Slo
-from vllm_vitals.slo.judge import TOGETHER
+from vllm_vitals.config.settings import Slo
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Facts, Finished, Gone
+from vllm_vitals.slo.baseline import Usual
+from vllm_vitals.slo.evaluator import TOGETHER
 from vllm_vitals.slo.times import Times
-from vllm_vitals.slo.usual import Usual
-from vllm_vitals.step import Facts, Finished, Gone
 
 # A good request waits for 0.1 s, its prefill takes 4 ms for each of 100 prompt tokens, decode 1 s for each of 30 tokens
 # after the first, and 0.1 s go by outside of the engine: 30.6 s.

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.unit.builders import examples
 from vllm_vitals.catalog.requests import PHASES
 from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TOKENS, VIOLATIONS
-from vllm_vitals.columns import Requests
-from vllm_vitals.settings import Slo
-from vllm_vitals.slo.judge import Judge
-from vllm_vitals.step import Finished
+from vllm_vitals.config.settings import Slo
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Finished
+from vllm_vitals.slo.evaluator import Judge
 
 
 def known(value: float | None, most: float = 7 * 86400.0) -> float | None:

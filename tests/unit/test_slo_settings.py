@@ -10,9 +10,9 @@ import pytest
 
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.requests import FINISHED
-from vllm_vitals.configuration import SettingsError, load
-from vllm_vitals.setting_types import FinishReason
-from vllm_vitals.settings import Slo
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.config.settings import Slo
+from vllm_vitals.config.types import FinishReason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slo.md").read_text(encoding="utf-8")
 CHAT = {"name": "chat", "target": 0.99, "ttft": 0.5}

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals import runtime
-from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.config.otel_env import pairs
+from vllm_vitals.config.settings import OtlpSettings, Settings
+from vllm_vitals.deployment import runtime
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import resolve
-from vllm_vitals.settings import OtlpSettings, Settings
-from vllm_vitals.standard import pairs
 
 DEFAULTS = OtlpSettings()
 GENERIC, METRICS, TRACES = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_METRICS_", "OTEL_EXPORTER_OTLP_TRACES_"

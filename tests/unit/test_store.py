@@ -11,8 +11,8 @@ from tests.unit.builders import ENGINE, Sight, collect, examples, feed, step
 from vllm_vitals._util.labels import LONGEST_LABEL
 from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
 from vllm_vitals.catalog.metric import Counter, Gauge, Label
-from vllm_vitals.collector import store
-from vllm_vitals.collector.store import OTHER, Family
+from vllm_vitals.store import store
+from vllm_vitals.store.store import OTHER, Family
 
 SCOPE = ("m", "0")
 COUNTER = Counter("vllm.test.counter", "", "Help.", labels=(Label("who", ("a",), cap=2),))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_vitals.feed.tap import Tap
+from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.vllm.told import write
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from tests.unit.test_hostile import COMPLETE, REQUEST, full, iterations, schedulers, shown, values
-from vllm_vitals.feed.tap import Tap
-from vllm_vitals.step import LARGEST_CONTENT, Dialect, Health, Record, Step, Unread
+from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.records.step import LARGEST_CONTENT, Dialect, Health, Record, Step, Unread
+from vllm_vitals.transport.messages import Batch, encode, from_client
 from vllm_vitals.vllm import recall
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.recall import Recall
 from vllm_vitals.vllm.told import OBJECTS, Bearer, write
-from vllm_vitals.wire.messages import Batch, encode, from_client
 
 EPOCH = 1_700_000_000.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_vitals.step import Dialect, Unread
+from vllm_vitals.records.step import Dialect, Unread
 from vllm_vitals.vllm import recall
 from vllm_vitals.vllm.connectors import Connectors
 from vllm_vitals.vllm.fields import Fields

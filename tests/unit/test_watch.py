@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.unit.builders import Clock, Sight, collect
-from vllm_vitals.feed import watch as module
-from vllm_vitals.feed.watch import LOOK, Watch
-from vllm_vitals.step import Health
+from vllm_vitals.ingest import detach_watch as module
+from vllm_vitals.ingest.detach_watch import LOOK, Watch
+from vllm_vitals.records.step import Health
 from vllm_vitals.vllm import generated as counted
 
 

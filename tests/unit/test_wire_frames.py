@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.wire import frames as module
-from vllm_vitals.wire.frames import CLOSED, MOST_FROM_CLIENT, SLOW, TOO_LONG, Frames, WireError, deliver, frame, receive
+from vllm_vitals.transport import frames as module
+from vllm_vitals.transport.frames import (
+    CLOSED,
+    MOST_FROM_CLIENT,
+    SLOW,
+    TOO_LONG,
+    Frames,
+    WireError,
+    deliver,
+    frame,
+    receive,
+)
 
 Ends = tuple[socket.socket, socket.socket]
 

@@ -26,13 +26,12 @@ from msgspec.structs import fields
 from tests.unit.builders import Sight, examples, facts, finished, page, step
 from tests.unit.wire import GREETING, Client, short_directory
 from tests.waiting import wait_until
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog.connectors import CONNECTORS
-from vllm_vitals.collector.cells import HistogramCell
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.collector.merge import Merger
-from vllm_vitals.host import Host
-from vllm_vitals.settings import Settings
-from vllm_vitals.step import (
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.records.step import (
     Dialect,
     Evictions,
     Facts,
@@ -48,10 +47,11 @@ from vllm_vitals.step import (
     Step,
     Unread,
 )
+from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.transport import receiver
+from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, WireError, frame
+from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client
 from vllm_vitals.vllm.told import write
-from vllm_vitals.wire import receiver
-from vllm_vitals.wire.frames import MOST_FROM_CLIENT, Frames, WireError, frame
-from vllm_vitals.wire.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client
 
 FEWEST = 4000
 """With fewer not everything that is waited for has come to pass."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.wire import short_directory
-from vllm_vitals.wire import listener as module
-from vllm_vitals.wire.directory import LONGEST_PATH, Directory
-from vllm_vitals.wire.listener import Listener
+from vllm_vitals._util.directory import LONGEST_PATH, Directory
+from vllm_vitals.transport import listener as module
+from vllm_vitals.transport.listener import Listener
 
 NOBODY = 65534
 

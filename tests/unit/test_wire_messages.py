@@ -11,9 +11,9 @@ from msgspec import msgpack
 
 from tests.unit.builders import examples, facts, step
 from tests.unit.wire import GREETING, RECORDS, numbered
-from vllm_vitals.step import LARGEST_CONTENT, MOST_TAPS, Record, Step, Unread
-from vllm_vitals.wire.frames import UNKNOWN, WireError
-from vllm_vitals.wire.messages import (
+from vllm_vitals.records.step import LARGEST_CONTENT, MOST_TAPS, Record, Step, Unread
+from vllm_vitals.transport.frames import UNKNOWN, WireError
+from vllm_vitals.transport.messages import (
     MOST_RECORDS,
     PROTOCOL,
     Batch,

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples, facts, step
-from vllm_vitals.step import LARGEST_CONTENT, Dialect, Gone, Health, Record, Rejection, Sleep, Unread
-from vllm_vitals.wire.kept import MOST, Kept, Known
-from vllm_vitals.wire.messages import MOST_RECORDS, Batch, from_client
-from vllm_vitals.wire.outbox import FEW, OVERHEAD, Outbox, Parcel
-from vllm_vitals.wire.packer import LARGEST_RECORD, Packer
+from vllm_vitals.records.step import LARGEST_CONTENT, Dialect, Gone, Health, Record, Rejection, Sleep, Unread
+from vllm_vitals.transport.kept import MOST, Kept, Known
+from vllm_vitals.transport.messages import MOST_RECORDS, Batch, from_client
+from vllm_vitals.transport.outbox import FEW, OVERHEAD, Outbox, Parcel
+from vllm_vitals.transport.packer import LARGEST_RECORD, Packer
 
 SIZE = 1000
 ASLEEP, AWAKE = Sleep("m", "0", "sleeping"), Sleep("m", "0", "awake")

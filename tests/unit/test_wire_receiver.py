@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from tests.unit.builders import facts, step
 from tests.unit.wire import GREETING, Client, Collecting, connect_, numbered, path_
 from tests.waiting import wait_until
-from vllm_vitals.step import Gap
-from vllm_vitals.wire import processes, receiver, session
-from vllm_vitals.wire.frames import CLOSED, WireError, frame
-from vllm_vitals.wire.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
-from vllm_vitals.wire.receiver import Peer
+from vllm_vitals.records.step import Gap
+from vllm_vitals.transport import processes, receiver, session
+from vllm_vitals.transport.frames import CLOSED, WireError, frame
+from vllm_vitals.transport.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
+from vllm_vitals.transport.receiver import Peer
 
 __all__ = ["connect_", "path_"]
 PEER = Peer(GREETING.process, GREETING.name, GREETING.pid)

@@ -19,11 +19,11 @@ import pytest
 from tests.unit.builders import facts, step
 from tests.unit.wire import Collecting, numbered, numbers, path_
 from tests.waiting import wait_until
-from vllm_vitals.step import Floats, Gone, Health, Rejection, Sleep
-from vllm_vitals.wire import connection, courier, outage, receiver
-from vllm_vitals.wire.frames import MOST_FROM_CLIENT, Frames, deliver, frame, receive
-from vllm_vitals.wire.messages import PROTOCOL, Hello, Refusal, Taken, Welcome, encode, from_client
-from vllm_vitals.wire.sender import Sender
+from vllm_vitals.records.step import Floats, Gone, Health, Rejection, Sleep
+from vllm_vitals.transport import connection, courier, outage, receiver
+from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, deliver, frame, receive
+from vllm_vitals.transport.messages import PROTOCOL, Hello, Refusal, Taken, Welcome, encode, from_client
+from vllm_vitals.transport.sender import Sender
 
 __all__ = ["path_"]
 ROOM = 1 << 20
@@ -522,7 +522,7 @@ def test_a_fork_lets_go_of_the_connection(collecting: Collect, path: Path) -> No
     script = f"""
 import os, time
 from pathlib import Path
-from vllm_vitals.wire.sender import Sender
+from vllm_vitals.transport.sender import Sender
 sender = Sender(Path({str(path)!r}), "0", 1 << 20)
 sender.start()
 while not sender.connected:

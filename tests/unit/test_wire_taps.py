@@ -14,12 +14,12 @@ from tests.unit.builders import MODEL, Sight, request_stats
 from tests.unit.fake_vllm import Config, make_config
 from tests.unit.wire import short_directory
 from tests.waiting import wait_until
-from vllm_vitals import runtime as runtimes
-from vllm_vitals.collector.collector import Collector
-from vllm_vitals.feed.tap import Tap
-from vllm_vitals.host import Host
-from vllm_vitals.runtime import Runtime
-from vllm_vitals.settings import Settings
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment import runtime as runtimes
+from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.ingest.step_queue import Tap
 
 PREFILL = "vllm_request_phase_duration_seconds_count"
 

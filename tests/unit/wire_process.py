@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from vllm_vitals.step import Health, Record, Step
-from vllm_vitals.wire.receiver import Peer, Receiver
-from vllm_vitals.wire.sender import Sender
+from vllm_vitals.records.step import Health, Record, Step
+from vllm_vitals.transport.receiver import Peer, Receiver
+from vllm_vitals.transport.sender import Sender
 
 
 def receive(path: Path, collector: str, log: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from urllib.request import urlopen
 
-from vllm_vitals.configuration import SettingsError, load
+from vllm_vitals.config.load import SettingsError, load
 
 WAIT = 120.0
 """Seconds for the page to show an engine."""

@@ -5,7 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label
-from vllm_vitals.step import CacheUse, Facts, Step
+from vllm_vitals.records.step import CacheUse, Facts, Step
 
 TIER = Label(
     "tier", ("local",), open=True, help="local: this engine's KV cache. external: a KV connector's",

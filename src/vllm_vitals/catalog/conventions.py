@@ -3,8 +3,8 @@
 import numpy as np
 
 from vllm_vitals.catalog.metric import LONGEST, Histogram, Label, Scope
-from vllm_vitals.columns import Floats, Requests
-from vllm_vitals.step import Finished
+from vllm_vitals.records.request_batch import Floats, Requests
+from vllm_vitals.records.step import Finished
 
 FAILED = ("error",)
 UNFINISHED = ("error", "abort")

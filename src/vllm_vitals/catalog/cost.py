@@ -3,7 +3,7 @@
 from typing import Any
 
 from vllm_vitals.catalog.metric import MOST_JOULES, Counter, Gauge, Label, Scope
-from vllm_vitals.step import Facts
+from vllm_vitals.records.step import Facts
 
 BUSY, IDLE, ASLEEP = STATES = ("busy", "idle", "asleep")
 

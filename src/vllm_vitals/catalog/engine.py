@@ -3,7 +3,7 @@
 from typing import Any
 
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
-from vllm_vitals.step import Facts, Sleep, Step
+from vllm_vitals.records.step import Facts, Sleep, Step
 
 INFO_LABELS = (
     "vllm_version", "runner", "dtype", "quantization", "max_model_len", "block_size", "kv_cache_dtype",

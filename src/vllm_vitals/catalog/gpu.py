@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_vitals.catalog.metric import MOST_JOULES, Counter, Gauge, Key, Label, Scope
-from vllm_vitals.gpu.sample import (
+from vllm_vitals.records.gpu import (
     CLOCKS,
     DIRECTIONS,
     ERRORS,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Scope
-from vllm_vitals.step import Health, Step
+from vllm_vitals.records.step import Health, Step
 
 
 def _exporters(settings: Any) -> Iterator[str]:

@@ -9,8 +9,8 @@ import numpy as np
 
 from vllm_vitals._util.labels import UNKNOWN
 from vllm_vitals.catalog.metric import LONGEST, Counter, Histogram, Label, Scope
-from vllm_vitals.columns import Floats, Requests
-from vllm_vitals.step import CLOCK_SLACK, Facts, Finished, Rejection, Step
+from vllm_vitals.records.request_batch import Floats, Requests
+from vllm_vitals.records.step import CLOCK_SLACK, Facts, Finished, Rejection, Step
 
 
 def lifetime(step: Step) -> float:

@@ -122,7 +122,7 @@ def run_doctor(command: Command = None, *, json: Json = False, port: Port = None
 
     Run it with the Python environment and the variables that vLLM will have.
     """
-    from vllm_vitals.cli import doctor  # noqa: PLC0415
+    from vllm_vitals.cli.doctor import command as doctor  # noqa: PLC0415
 
     environ = dict(os.environ) if port is None else os.environ | {"VITALS_PROMETHEUS__PORT": str(port)}
     report = doctor.examine(environ, command)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_vitals._util.directory import LONGEST_PATH
 from vllm_vitals.cli.output import number
-from vllm_vitals.wire.directory import LONGEST_PATH
 
 Schema = Mapping[str, Any]
 WORDS = {

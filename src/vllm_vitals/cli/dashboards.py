@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from vllm_vitals.promql import Histograms, Source
+from vllm_vitals.mixin.promql import Histograms, Source
 
 FAILED, WRONG = 1, 2
 
@@ -30,7 +30,7 @@ class Asked:
 def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, histograms: Histograms) -> int:
     """Write a file for each board, and say which; return the exit code."""
     try:
-        from vllm_vitals.boards import Options, build  # noqa: PLC0415
+        from vllm_vitals.mixin.dashboards import Options, build  # noqa: PLC0415
     except ImportError as error:
         return _lacking(error, "dashboards", "dashboards", "grafana-foundation-sdk")
     try:

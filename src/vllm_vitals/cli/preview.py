@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from vllm_vitals._util.redact import shown_url
-from vllm_vitals.boards import Options, build
 from vllm_vitals.cli.dashboards import FAILED, WRONG, Asked
+from vllm_vitals.mixin.dashboards import Options, build
 from vllm_vitals.preview import photo
 from vllm_vitals.preview.answers import asked as answers
 from vllm_vitals.preview.board import Preview

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from vllm_vitals._util import files as files_
-from vllm_vitals.rules import HEAD, as_data, build, dumped, files
-from vllm_vitals.rules.config import RulesConfig
-from vllm_vitals.rules.loading import RulesConfigError, read
+from vllm_vitals.mixin.rules import HEAD, as_data, build, dumped, files
+from vllm_vitals.mixin.rules.config import RulesConfig
+from vllm_vitals.mixin.rules.loading import RulesConfigError, read
 
 MOST_BYTES = 4 * 2**20
 """A file of rules is far smaller."""

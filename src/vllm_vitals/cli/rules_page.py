@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from vllm_vitals.cli.output import code, markdown_table, number
-from vllm_vitals.rules import GROUPS, build
-from vllm_vitals.rules import config as model
-from vllm_vitals.rules.rule import Alert, Record
-from vllm_vitals.rules.windows import WRITTEN, duration
-from vllm_vitals.setting_types import Section
+from vllm_vitals.config.types import Section
+from vllm_vitals.mixin.rules import GROUPS, build
+from vllm_vitals.mixin.rules import config as model
+from vllm_vitals.mixin.rules.rule import Alert, Record
+from vllm_vitals.mixin.rules.windows import WRITTEN, duration
 
 COMMON = ("`enabled`", "`severity`", "`for`")
 WINDOW = re.compile(r"(?<=rate)[0-9]+[smhd]$")

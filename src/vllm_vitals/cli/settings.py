@@ -10,10 +10,10 @@ from rich.text import Text
 
 from vllm_vitals.cli.allowed import allowed, default
 from vllm_vitals.cli.output import console
-from vllm_vitals.configuration import PREFIX
-from vllm_vitals.setting_types import Section
-from vllm_vitals.settings import Settings
-from vllm_vitals.standard import VARIABLES
+from vllm_vitals.config.load import PREFIX
+from vllm_vitals.config.otel_env import VARIABLES
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.config.types import Section
 
 OTEL: dict[tuple[str, ...], tuple[str, ...]] = {variable.path: variable.names for variable in VARIABLES}
 

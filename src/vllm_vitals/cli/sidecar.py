@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from vllm_vitals.configuration import SettingsError, load
-from vllm_vitals.logs import LOGGER
-from vllm_vitals.sidecar import NativeSidecar, StepSidecar
+from vllm_vitals._util.log import LOGGER
+from vllm_vitals.config.load import SettingsError, load
+from vllm_vitals.deployment.sidecar import NativeSidecar, StepSidecar
 
 WRONG_SETTINGS = 2
 NO_SOCKET = 1

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from vllm_vitals.gpu.amd_device import AmdDevice, Said
 from vllm_vitals.gpu.amd_handle import Handle, number
 from vllm_vitals.gpu.amd_library import Library
-from vllm_vitals.gpu.sample import Gpu
 from vllm_vitals.gpu.source import AbsentError, DownError, LostError, TransientError
 from vllm_vitals.gpu.visible import AMD, Listed
+from vllm_vitals.records.gpu import Gpu
 
 
 class Entry(NamedTuple):

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from vllm_vitals.gpu.amd_handle import Handle, first, number, scaled
 from vllm_vitals.gpu.counters import Counters
-from vllm_vitals.gpu.sample import AMD_REASONS, CLOCKS, DEGRADED, DIRECTIONS, ERRORS, LIMITS, Gpu, Reading
+from vllm_vitals.records.gpu import AMD_REASONS, CLOCKS, DEGRADED, DIRECTIONS, ERRORS, LIMITS, Gpu, Reading
 
 SELDOM = 10.0
 """Seconds between two readings of what costs the driver more (errors, pages, processes), and of what hardly changes."""

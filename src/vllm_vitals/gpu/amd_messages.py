@@ -6,8 +6,8 @@ from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from vllm_vitals.gpu.amd_device import Said
-from vllm_vitals.gpu.sample import Gpu
 from vllm_vitals.gpu.visible import Listed
+from vllm_vitals.records.gpu import Gpu
 
 SIZE = struct.Struct("<I")
 """What comes before each message: its length."""

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from vllm_vitals._util.log import log_once
 from vllm_vitals.gpu import amd_messages as messages
 from vllm_vitals.gpu.amd_apart import Process
 from vllm_vitals.gpu.counters import History
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import Gpu, Reading
 from vllm_vitals.gpu.source import DownError, LostError, NoDriverError, Pause
 from vllm_vitals.gpu.visible import AMD, Listed
-from vllm_vitals.logs import log_once
+from vllm_vitals.records.gpu import Gpu, Reading
 
 DRIVER = (Path("/dev/kfd"), Path("/sys/module/amdgpu"))
 """One of these is there where the driver is loaded."""

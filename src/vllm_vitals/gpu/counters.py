@@ -6,7 +6,7 @@ from collections import defaultdict
 from msgspec import Struct
 
 from vllm_vitals.gpu.growth import Elapsed, Growth, Integral, Residency
-from vllm_vitals.gpu.sample import Reading
+from vllm_vitals.records.gpu import Reading
 
 MOST_POWER = 10_000.0
 """Watts that no device draws."""

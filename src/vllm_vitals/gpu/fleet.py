@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from vllm_vitals.gpu.placement import NOBODY, Owner
-from vllm_vitals.gpu.sample import FAILED, Gpu, Reading
+from vllm_vitals._util.log import LOGGER, log_once
 from vllm_vitals.gpu.source import Device, DownError, LostError, NoDriverError, Pause, Source
 from vllm_vitals.gpu.visible import Listed
-from vllm_vitals.logs import LOGGER, log_once
+from vllm_vitals.records.gpu import FAILED, Gpu, Reading
+from vllm_vitals.records.placement import NOBODY, Owner
 
 SHORTEST_RETRY, LONGEST_RETRY = 5.0, 300.0
 """Seconds until the library is opened anew after a failure, doubled each time."""

@@ -11,9 +11,9 @@ from vllm_vitals.gpu.nvml_device import NvmlDevice
 from vllm_vitals.gpu.nvml_handle import Handle
 from vllm_vitals.gpu.nvml_library import Library
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import Gpu
 from vllm_vitals.gpu.source import AbsentError, DownError, LostError, TransientError
 from vllm_vitals.gpu.visible import NVIDIA, Listed, Part
+from vllm_vitals.records.gpu import Gpu
 
 
 class Nvml:

@@ -3,8 +3,18 @@
 from vllm_vitals.gpu.counters import Counters, History
 from vllm_vitals.gpu.nvml_handle import Handle
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import CLOCKS, DEGRADED, DIRECTIONS, ERRORS, LIMITS, LOCATIONS, NVIDIA_REASONS, Gpu, Reading
 from vllm_vitals.gpu.source import Pause
+from vllm_vitals.records.gpu import (
+    CLOCKS,
+    DEGRADED,
+    DIRECTIONS,
+    ERRORS,
+    LIMITS,
+    LOCATIONS,
+    NVIDIA_REASONS,
+    Gpu,
+    Reading,
+)
 
 REASON_BITS = dict(zip((0x2, 0x4, 0x8, 0x10, 0x20, 0x40, 0x80, 0x100), NVIDIA_REASONS, strict=True))
 """nvmlClocksEventReason*, without that of a device that is idle."""

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from vllm_vitals._util.log import log_once
 from vllm_vitals.gpu.nvml_library import Library
-from vllm_vitals.gpu.sample import Gpu
 from vllm_vitals.gpu.source import AbsentError, DownError, LostError, Pause, TransientError
-from vllm_vitals.logs import log_once
+from vllm_vitals.records.gpu import Gpu
 
 
 class Handle:

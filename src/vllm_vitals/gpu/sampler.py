@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from vllm_vitals.feed.pace import Pace
+from vllm_vitals._util.log import LOGGER, log_once
+from vllm_vitals._util.pacing import Pace
 from vllm_vitals.gpu.amd_source import AmdSource
 from vllm_vitals.gpu.choice import EVERY, VENDORS, Choice, vendors
 from vllm_vitals.gpu.fleet import Fleet
 from vllm_vitals.gpu.nvml import Nvml
-from vllm_vitals.gpu.placement import NOBODY, Owner, Placement, place
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.sample import Sample
 from vllm_vitals.gpu.source import Source
 from vllm_vitals.gpu.visible import AMD, NVIDIA
-from vllm_vitals.logs import LOGGER, log_once
+from vllm_vitals.records.gpu import Sample
+from vllm_vitals.records.placement import NOBODY, Owner, Placement, place
 
 SOURCES: Mapping[str, Callable[[Family], Source]] = {NVIDIA: Nvml, AMD: AmdSource}
 SHORTEST_REST = 0.1

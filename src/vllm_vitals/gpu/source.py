@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from vllm_vitals.gpu.sample import Gpu, Reading
 from vllm_vitals.gpu.visible import Listed
+from vllm_vitals.records.gpu import Gpu, Reading
 
 Pause = Callable[[], None]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_vitals.boards.theme import BLUE, SKY
+from vllm_vitals.mixin.dashboards.theme import BLUE, SKY
 from vllm_vitals.preview import units
 from vllm_vitals.preview.answers import Answers, Panel
 from vllm_vitals.preview.prometheus import Series

@@ -8,8 +8,8 @@ import numpy as np
 
 from vllm_vitals.catalog.metric import LONGEST, MOST
 from vllm_vitals.catalog.requests import PHASES
-from vllm_vitals.columns import Floats, Requests, Truths
-from vllm_vitals.step import CLOCK_SLACK
+from vllm_vitals.records.request_batch import Floats, Requests, Truths
+from vllm_vitals.records.step import CLOCK_SLACK
 
 DECODE = tuple(PHASES).index("decode")
 

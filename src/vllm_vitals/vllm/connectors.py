@@ -13,11 +13,11 @@ from msgspec import Raw, msgpack
 
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.labels import named
-from vllm_vitals.feed.tap import Call
-from vllm_vitals.logs import LOGGER
-from vllm_vitals.step import Reported
+from vllm_vitals._util.log import LOGGER
+from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIONS, OWN, WAY, WAYS, Rules
+from vllm_vitals.ingest.step_queue import Call
+from vllm_vitals.records.step import Reported
 from vllm_vitals.vllm.fields import Fields
-from vllm_vitals.vllm.reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIONS, OWN, WAY, WAYS, Rules
 
 _ENCODER = msgpack.Encoder()
 MOST_CONNECTORS = 16

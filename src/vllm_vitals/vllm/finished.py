@@ -7,7 +7,7 @@ from operator import le
 from typing import Any
 
 from vllm_vitals._util.labels import label
-from vllm_vitals.step import CLOCK_SLACK, Finished, Floats, Step
+from vllm_vitals.records.step import CLOCK_SLACK, Finished, Floats, Step
 from vllm_vitals.vllm.fields import Fields, Table
 
 NUMBERS = (

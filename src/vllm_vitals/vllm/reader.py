@@ -8,11 +8,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from vllm_vitals._util.log import log_once
 from vllm_vitals.catalog.cache import MULTIMODAL_HITS, PREFIX_HITS
 from vllm_vitals.catalog.metric import Metric
-from vllm_vitals.feed.tap import Call
-from vllm_vitals.logs import log_once
-from vllm_vitals.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
+from vllm_vitals.ingest.step_queue import Call
+from vllm_vitals.records.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
 from vllm_vitals.vllm.connectors import Connectors
 from vllm_vitals.vllm.fields import MOST_INT, Complain, Fields, Table
 from vllm_vitals.vllm.finished import FinishedReader

@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from vllm_vitals._util.bounds import clean
-from vllm_vitals.feed.feed import complain
-from vllm_vitals.logs import log_once
-from vllm_vitals.step import Dialect, Health, Record, Step, Unread
+from vllm_vitals._util.log import log_once
+from vllm_vitals.ingest.drain import complain
+from vllm_vitals.records.step import Dialect, Health, Record, Step, Unread
 from vllm_vitals.vllm.reader import Reader
 from vllm_vitals.vllm.told import recall
 

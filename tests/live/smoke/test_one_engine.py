@@ -28,7 +28,7 @@ from tests.live.smoke.stack import (
 from tests.live.smoke.store import compared, exemplars, store_differences, stored
 from tests.parity import APART, PAIRS, Samples, differences, parse, value
 from vllm_vitals.catalog import engine
-from vllm_vitals.native.names import RECOMPUTED
+from vllm_vitals.vllm_page.counterparts import RECOMPUTED
 
 pytestmark = pytest.mark.timeout(1200)
 LIMITED = "vllm_engine_limited_duration_seconds_total"

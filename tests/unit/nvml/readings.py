@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_vitals.gpu.sample import Gpu, Reading
+from vllm_vitals.records.gpu import Gpu, Reading
 
 WHOLE = Gpu("GPU-a", "H100", "NVIDIA", "", "3", "00:1B", "165", "550.54", "96.00")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_vitals._util.labels import fit
 from vllm_vitals.exporters.otlp.points import Described, Series, State
-from vllm_vitals.native.series import read
+from vllm_vitals.vllm_page.series import read
 
 Pause = Callable[[], None]
 

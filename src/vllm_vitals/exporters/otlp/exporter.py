@@ -14,21 +14,21 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 import vllm_vitals
+from vllm_vitals._util.background import Apart, Outcome
 from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.http import DownloadError
+from vllm_vitals._util.log import LOGGER, keep_out, log_once
+from vllm_vitals._util.pacing import Pace
+from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG
-from vllm_vitals.collector.collector import Collector
+from vllm_vitals.config.settings import OtlpSettings, Settings
 from vllm_vitals.exporters.otlp.answer import Answer, failed, redacted, sort
 from vllm_vitals.exporters.otlp.bridge import native_series
 from vllm_vitals.exporters.otlp.identity import Identity, resource
 from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
 from vllm_vitals.exporters.otlp.target import EndpointError, Target, resolve
 from vllm_vitals.exporters.otlp.transport import Transport, connect
-from vllm_vitals.feed.pace import Pace
-from vllm_vitals.logs import LOGGER, keep_out, log_once
-from vllm_vitals.native.apart import Apart, Outcome
-from vllm_vitals.native.download import DownloadError
-from vllm_vitals.native.page import LONGEST_REASON, PageError
-from vllm_vitals.settings import OtlpSettings, Settings
+from vllm_vitals.vllm_page.page import LONGEST_REASON, PageError
 
 NAME = "otlp"
 LONGEST_PAUSE = 300.0

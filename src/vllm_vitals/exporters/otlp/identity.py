@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from opentelemetry.sdk.resources import Resource
 
 from vllm_vitals.catalog import engine
-from vllm_vitals.collector.cells import NumberCell
-from vllm_vitals.collector.store import Store
-from vllm_vitals.step import OTHER
+from vllm_vitals.records.step import OTHER
+from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.store import Store
 
 DEFAULT_SERVICE = "vllm"
 VERSION = "service.version"

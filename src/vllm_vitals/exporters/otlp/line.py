@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from vllm_vitals.native.wire import Deadline
+from vllm_vitals._util.deadline_socket import Deadline
 
 CHUNK = 65536
 MOST_RECEIVED = 2**20

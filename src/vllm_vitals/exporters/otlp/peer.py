@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from vllm_vitals._util.deadline_socket import Deadline
 from vllm_vitals._util.redact import shown_url
 from vllm_vitals.exporters.otlp.line import Tls, dial
 from vllm_vitals.exporters.otlp.target import Target
-from vllm_vitals.native.wire import Deadline
 
 HTTPS, HTTP = 443, 80
 GRPC_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")

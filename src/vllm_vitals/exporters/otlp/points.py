@@ -22,10 +22,10 @@ from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
 from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 
 from vllm_vitals.catalog.metric import Metric
-from vllm_vitals.collector.cells import Cell, Exemplar, HistogramCell
-from vllm_vitals.collector.exponential import Exponential
-from vllm_vitals.collector.snapshot import snapshot
-from vllm_vitals.collector.store import Store
+from vllm_vitals.store.cells import Cell, Exemplar, HistogramCell
+from vllm_vitals.store.exponential import Exponential
+from vllm_vitals.store.snapshot import snapshot
+from vllm_vitals.store.store import Store
 
 NANO = 1_000_000_000
 Pause = Callable[[], None]

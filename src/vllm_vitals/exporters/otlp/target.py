@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 from vllm_vitals._util.headers import BINARY, binary
 from vllm_vitals._util.redact import Redactor, of_header, of_url, shown_url
-from vllm_vitals.settings import OtlpSettings, split
+from vllm_vitals.config.settings import OtlpSettings, split
 
 SIGNAL_PATH = "/v1/metrics"
 QUERY = re.compile(r"[?#].*\Z", re.DOTALL)

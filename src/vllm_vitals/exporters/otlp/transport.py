@@ -17,6 +17,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import DESCRIPTOR
 from opentelemetry.sdk.metrics.export import MetricsData
 
+from vllm_vitals._util.deadline_socket import Deadline
 from vllm_vitals.exporters.otlp.answer import Answer, failed, of_grpc, of_http, redacted, taken
 from vllm_vitals.exporters.otlp.line import Line, Tls, dial
 from vllm_vitals.exporters.otlp.peer import addresses, context, locate, shake_hands
@@ -24,7 +25,6 @@ from vllm_vitals.exporters.otlp.quiet import quiet
 from vllm_vitals.exporters.otlp.reply import read_reply
 from vllm_vitals.exporters.otlp.request import USER_AGENT, request
 from vllm_vitals.exporters.otlp.target import Target
-from vllm_vitals.native.wire import Deadline
 
 LEVEL = 5
 """Of gzip."""

@@ -1,0 +1,217 @@
+"""The check of the push: where it goes, whether the receiver can be reached, and what it says to an empty push."""
+
+import ssl
+import threading
+from collections.abc import Iterator
+
+from vllm_vitals.cli.doctor.finding import Finding, fail, ok, skip, warn
+from vllm_vitals.cli.doctor.launch import Launch
+from vllm_vitals.config.settings import OtlpSettings
+from vllm_vitals.exporters.otlp.peer import Peer, addresses, locate, reach, shake_hands, speaks_tls
+from vllm_vitals.exporters.otlp.target import Target, resolve
+
+PATIENCE = 5.0
+"""Most seconds to wait for each answer of a receiver."""
+USUAL = {4317: "grpc", 4318: "http/protobuf"}
+UNTRUSTED = (18, 19, 20, 21)
+"""OpenSSL's codes for a certificate whose CA is not trusted."""
+OTHER_NAME = (62, 64)
+"""OpenSSL's codes for a certificate of another host or address."""
+BUSY = ("HTTP 429", "HTTP 503", "gRPC RESOURCE_EXHAUSTED")
+DENIED = ("HTTP 401", "HTTP 403", "gRPC UNAUTHENTICATED", "gRPC PERMISSION_DENIED")
+ELSEWHERE = ("HTTP 3", "HTTP 404", "HTTP 405", "gRPC UNIMPLEMENTED", "gRPC NOT_FOUND")
+SET_ENDPOINT = "Correct OTEL_EXPORTER_OTLP_ENDPOINT (or VITALS_OTLP__ENDPOINT)."
+SET_CA = (
+    "If a CA of your own signed it, or it signed itself, set OTEL_EXPORTER_OTLP_CERTIFICATE (VITALS_OTLP__TLS_CA) to the "
+    "PEM file of that CA."
+)
+
+
+def receiver(launch: Launch) -> Iterator[Finding]:
+    """Check that the receiver of the push can be reached and takes a push."""
+    settings = launch.otlp
+    if settings is None:
+        yield skip("the settings are wrong (see settings)")
+    elif settings.endpoint is None:
+        yield skip("no OTLP endpoint is set: nothing is pushed")
+    elif not settings.enabled:
+        yield skip(f"the push is switched off (otlp.enabled, {launch.origin('otlp', 'enabled')})")
+    elif launch.sidecar:
+        yield skip(launch.by_sidecar("pushes"))
+    elif launch.api_servers < 1:
+        yield skip("no API server runs here, so nothing is pushed from here")
+    elif target := resolve(settings):
+        yield _told(launch, settings, target)
+        yield from _try_out(target)
+
+
+def _told(launch: Launch, settings: OtlpSettings, target: Target) -> Finding:
+    headers = f"headers {', '.join(sorted(target.headers))}" if target.headers else "no headers"
+    tls = f"TLS {'on' if target.tls else 'off'}"
+    if "://" not in target.endpoint:
+        tls += " (no scheme: otlp.insecure decides)"
+    return ok(
+        f"{target.shown} ({launch.origin('otlp', 'endpoint')}), {target.protocol}, {tls}, every {settings.interval:g} s, "
+        f"timeout {settings.timeout:g} s, {settings.temporality}, {settings.histograms} histograms, "
+        f"compression {settings.compression}, {headers}"
+    )
+
+
+def _try_out(target: Target) -> Iterator[Finding]:
+    """Go as far as one can get, one step after the other."""
+    try:
+        found = locate(target)
+    except ValueError as error:
+        yield fail(f"{target.shown} is not an address: {error}", SET_ENDPOINT)
+        return
+    address = ""
+    if found is None:
+        yield skip(f"{target.shown} is a Unix socket: there is no name or port to try")
+    elif found.proxy:
+        yield ok(f"the push goes through the proxy {found.proxy}; name and port are the proxy's business")
+    else:
+        for finding in _way(target, found):
+            yield finding.finding
+            if not finding.address:
+                return
+            address = finding.address
+    yield _push(target, found, address)
+
+
+class _Step:
+    """A finding on the way, and the address to go on with; none when one cannot."""
+
+    def __init__(self, finding: Finding, address: str = "") -> None:
+        self.finding = finding
+        self.address = address
+
+
+def _way(target: Target, found: Peer) -> Iterator[_Step]:
+    patience = min(target.timeout, PATIENCE)
+    try:
+        known = addresses(found)
+    except OSError as error:
+        yield _Step(fail(f"{found.host} has no address: {error.strerror or error}", f"{SET_ENDPOINT} Or look at DNS."))
+        return
+    yield _Step(ok(f"{found.host} is {', '.join(known)}"), known[0])
+    address = reach(found, known, patience)
+    if isinstance(address, OSError):
+        yield _Step(_unreachable(target, found, address, patience))
+        return
+    yield _Step(ok(f"port {found.port} of {address} takes connections"), address)
+    if target.tls:
+        try:
+            version = shake_hands(target, found, address, patience)
+        except OSError as error:
+            yield _Step(_no_tls(target, found, error))
+        else:
+            yield _Step(ok(f"{version}, with a certificate of {found.host} that is trusted"), address)
+
+
+def _unreachable(target: Target, found: Peer, error: OSError, patience: float) -> Finding:
+    where = f"port {found.port} of {found.host}"
+    if isinstance(error, ConnectionRefusedError):
+        what = f"{where} refuses: nothing listens there"
+        advice = f"Start the receiver, or {SET_ENDPOINT[0].lower()}{SET_ENDPOINT[1:]}"
+    elif isinstance(error, TimeoutError):
+        what = f"{where} does not answer within {patience:g} s"
+        advice = f"Look for a firewall or a network policy on the way, or {SET_ENDPOINT[0].lower()}{SET_ENDPOINT[1:]}"
+    else:
+        what = f"{where} cannot be reached: {error.strerror or error}"
+        advice = SET_ENDPOINT
+    return fail(what, advice + _mixed_up(target, found))
+
+
+def _no_tls(target: Target, found: Peer, error: OSError) -> Finding:
+    where = f"{found.host}:{found.port}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what = f"the certificate of {where} is not accepted: {error.verify_message}"
+        if error.verify_code in UNTRUSTED:
+            return fail(what, f"It is not signed by the CA in {target.ca} (otlp.tls_ca)." if target.ca else SET_CA)
+        if error.verify_code in OTHER_NAME:
+            return fail(what, f"Write the endpoint with a name that the certificate has. {SET_ENDPOINT}")
+        return fail(what, "The receiver needs another certificate; see too whether this machine's clock is right.")
+    if isinstance(error, ssl.SSLError) and error.reason in ("NO_CERTIFICATE_OR_CRL_FOUND", "PEM_LIB", "NO_START_LINE"):
+        return fail(
+            f"a file of otlp.tls_ca, tls_cert or tls_key cannot be used: {error.reason.replace('_', ' ').lower()}",
+            "Each must be PEM: certificates in the first two, and the private key of tls_cert in the third.",
+        )
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return fail("otlp.tls_key is not the key of otlp.tls_cert", "Set both to files that belong together.")
+    plain = "Write the endpoint with http:// if the receiver goes without TLS."
+    if "://" not in target.endpoint:
+        plain = (
+            "Without a scheme there is TLS: write http:// before it, or set OTEL_EXPORTER_OTLP_INSECURE=true, if the "
+        )
+        plain += "receiver goes without."
+    reason = str(getattr(error, "reason", None) or error.strerror or error).replace("_", " ").lower()
+    return fail(f"{where} does not come to terms over TLS: {reason}", plain + _mixed_up(target, found))
+
+
+def _push(target: Target, found: Peer | None, address: str) -> Finding:
+    """Send one push without metrics, with the transport that the exporter uses."""
+    from vllm_vitals.exporters.otlp.answer import Answer  # noqa: PLC0415 - heavy, and only when there is a push
+
+    answers: list[Answer] = []
+    # On a thread of its own: a name server outlasts every timeout.
+    sender = threading.Thread(target=_send, args=(target, answers), daemon=True)
+    sender.start()
+    sender.join(min(target.timeout, 2 * PATIENCE) + 1)
+    answer = answers[0] if answers else Answer(error=f"no answer within {min(target.timeout, 2 * PATIENCE):g} s")
+    if answer.ok and (answer.rejected or answer.warning):
+        return warn(
+            f"an empty push was taken, with a remark: {answer.warning or f'{answer.rejected} points rejected'}",
+            "See the receiver's documentation for what it means.",
+        )
+    if answer.ok:
+        return ok("an empty push was taken")
+    what = f"an empty push was not taken: {answer.error}"
+    if answer.error.startswith(BUSY):
+        return warn(what, "The receiver is busy. The plugin tries again at every interval and loses nothing.")
+    return fail(what, _advice(target, found, address, answer.error))
+
+
+def _send(target: Target, answers: list[object]) -> None:
+    from opentelemetry.sdk.metrics.export import MetricsData  # noqa: PLC0415
+
+    from vllm_vitals.exporters.otlp.answer import failed, redacted  # noqa: PLC0415
+    from vllm_vitals.exporters.otlp.transport import connect  # noqa: PLC0415
+
+    try:
+        transport = connect(target, min(target.timeout, 2 * PATIENCE))
+        answers.append(transport.send(MetricsData([])))
+        transport.close()
+    except Exception as error:  # noqa: BLE001 - told as the push's failure
+        answers.append(redacted(failed(error), target.redactor))
+
+
+def _advice(target: Target, found: Peer | None, address: str, error: str) -> str:
+    if error.startswith(DENIED):
+        return (
+            "Set OTEL_EXPORTER_OTLP_HEADERS to what the receiver asks for, such as authorization=Bearer%20TOKEN: names and "
+            "values are percent-encoded there. VITALS_OTLP__HEADERS takes JSON."
+        )
+    if error.startswith(ELSEWHERE):
+        path = (
+            " OTEL_EXPORTER_OTLP_ENDPOINT gets /v1/metrics appended, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is used as it is."
+            if target.protocol != "grpc"
+            else ""
+        )
+        return f"No OTLP metrics are received there. {SET_ENDPOINT}{path}{_mixed_up(target, found)}"
+    if not target.tls and found and address and speaks_tls(found, address, min(target.timeout, PATIENCE)):
+        return f"The receiver wants TLS: write the endpoint with https://.{_mixed_up(target, found)}"
+    return (
+        f"See the receiver's log, and whether it is an OTLP receiver at all. {SET_ENDPOINT}{_mixed_up(target, found)}"
+    )
+
+
+def _mixed_up(target: Target, found: Peer | None) -> str:
+    """Return what to do if the port is the other protocol's."""
+    usual = USUAL.get(found.port, target.protocol) if found else target.protocol
+    if found is None or usual == target.protocol:
+        return ""
+    other = next(port for port, protocol in USUAL.items() if protocol == target.protocol)
+    return (
+        f" Port {found.port} is usually for {usual} and the protocol is {target.protocol}: set "
+        f"OTEL_EXPORTER_OTLP_PROTOCOL={usual}, or use port {other}."
+    )

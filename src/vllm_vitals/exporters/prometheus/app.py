@@ -1,0 +1,228 @@
+"""What the scrape endpoint answers."""
+
+import gzip
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from http import HTTPStatus
+from inspect import signature
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector as RegistryCollector
+
+from vllm_vitals._util.background import Apart
+from vllm_vitals._util.labels import fit, fits
+from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import Pace
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.exporters.prometheus.limits import MEDIA_RANGES, QUERY_FIELDS
+from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
+from vllm_vitals.exporters.prometheus.text import END, OPENMETRICS, TEXT, Renderer
+
+PATIENCE = 2.0
+"""Seconds that a scrape waits for vLLM's own metrics at most; those that come later are on the next page."""
+
+
+class Page(NamedTuple):
+    """What a page has to be like; requests for equal pages can share one."""
+
+    openmetrics: bool
+    gzipped: bool
+    names: frozenset[str]
+    """Which families are wanted; none: all."""
+
+
+class ScrapeApp:
+    """What the endpoint answers over one collector."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        problem: Callable[[], str],
+        native_registry: Callable[[], Any] | None,
+        ended: Callable[[], str] | None = None,
+    ) -> None:
+        """`problem` tells at once why nothing comes in, `""` when all is well.
+
+        `native_registry` gives the registry whose metrics are served after ours, `None` for none. `ended` tells what
+        only a restart mends, `""` when there is nothing; unless given, it is what `problem` tells.
+        """
+        self._collector = collector
+        self._troubles = {"/healthz": ended or problem, "/readyz": problem}
+        self._native = Apart(lambda: _families(native_registry()), "vitals-native") if native_registry else None
+        self._renderers: dict[bool, Renderer] = {}
+
+    def answer(self, request: Request) -> Answer | Page:
+        """Return the answer, or which page has to be rendered; it takes no lock and waits for nothing."""
+        if request.method not in ("GET", "HEAD"):
+            return plain(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD", ("Allow", "GET, HEAD"))
+        path = unquote(request.path).rstrip("/")
+        if path == "/metrics":
+            openmetrics, gzipped = prefers_openmetrics(request.accept), accepts_gzip(request.accept_encoding)
+            return Page(openmetrics, gzipped, _names(request.query))
+        if path in self._troubles:
+            trouble = self._troubles[path]()
+            return plain(HTTPStatus.SERVICE_UNAVAILABLE, trouble) if trouble else plain(HTTPStatus.OK, "ok")
+        return plain(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+
+    def page(self, page: Page, readers: int) -> Answer:
+        """Render a page for so many readers; for one thread."""
+        start = time.perf_counter()
+        try:
+            body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
+        except Exception as error:  # noqa: BLE001 - the scraper shall know
+            self._collector.error("export", "A scrape failed", key="scrape")
+            for _ in range(readers):
+                self._collector.export("prometheus", None)
+            return plain(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        headers = [("Content-Type", OPENMETRICS if page.openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        if page.gzipped:
+            body = gzip.compress(body, compresslevel=5)
+            headers.append(("Content-Encoding", "gzip"))
+        for _ in range(readers):
+            self._collector.export("prometheus", time.perf_counter() - start)
+        return Answer(HTTPStatus.OK, tuple(headers), body)
+
+    def _page(self, *, openmetrics: bool, names: frozenset[str]) -> Iterator[bytes]:
+        pause = Pace().breathe
+        renderer = self._renderers.get(openmetrics)
+        if renderer is None:
+            renderer = self._renderers[openmetrics] = Renderer(self._collector.store, openmetrics=openmetrics)
+        self._collector.refresh(pause)
+        renderer.forget()
+        wanted = _wanted(names)
+        yield from renderer.render(pause, wanted)
+        if self._native is not None:
+            yield from self._native_page(self._native, pause, wanted, openmetrics=openmetrics)
+        if openmetrics:
+            yield END
+
+    def _native_page(
+        self, native: Apart[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+    ) -> Iterator[bytes]:
+        """Yield the families of vLLM's registry; one that takes long, or cannot be read, does not cost ours."""
+        found = native.latest(lambda over: over(PATIENCE))
+        if found is None:
+            late = "vLLM's own metrics take long to be read: ours are served without them"
+            log_once(logging.WARNING, late, key="native-late")
+            self._collector.count_error("export")
+            return
+        try:
+            yield from native_page(found.items, pause, wanted, openmetrics=openmetrics)
+            found.check()
+        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
+            self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
+
+    def close(self) -> None:
+        """Let the thread that reads vLLM's registry end."""
+        if self._native is not None:
+            self._native.end()
+
+
+def _names(query: str) -> frozenset[str]:
+    """Return the families that a query asks for.
+
+    Raises:
+        RefusedError: when it has too many fields.
+    """
+    try:
+        return frozenset(parse_qs(query, max_num_fields=QUERY_FIELDS).get("name[]", ()))
+    except ValueError:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, f"The query has more than {QUERY_FIELDS} fields") from None
+
+
+def _wanted(names: frozenset[str]) -> Callable[[str], bool]:
+    """Return what picks families: all without names, else those that have a sample of such a name."""
+    if not names:
+        return lambda _: True
+    suffixes = ("_bucket", "_count", "_sum", "_total", "_created")
+    stems = {name.removesuffix(suffix) for name in names for suffix in suffixes} | names
+    return lambda family: family in stems or family.removesuffix("_total") in stems
+
+
+def _families(registry: Any) -> Iterator[Metric]:
+    pause = Pace().breathe
+    for family in registry.collect():
+        yield family
+        pause()
+
+
+def native_page(
+    families: Iterable[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+) -> Iterator[bytes]:
+    """Yield another registry's families one by one, in the same format, their names as they are."""
+    for family in families:
+        if wanted(family.name):
+            yield _native(_fit(family), openmetrics=openmetrics)
+        pause()
+
+
+def _fit(family: Metric) -> Metric:
+    """Return a family with what no page can carry replaced: an adapter's name, say, costs no more than itself."""
+    if all(fits(text) for sample in family.samples for text in sample.labels.values()) and fits(family.documentation):
+        return family
+    made = copy(family)
+    made.documentation = fit(family.documentation)
+    made.samples = [
+        sample._replace(labels={name: fit(text) for name, text in sample.labels.items()}) for sample in family.samples
+    ]
+    return made
+
+
+class _One(RegistryCollector):
+    """A registry of one family."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        return [self._family]
+
+
+def _native(family: Metric, *, openmetrics: bool) -> bytes:
+    one: Any = _One(family)
+    if not openmetrics:
+        return generate_latest(one)
+    # A colon is legal in a name, but since 0.23 the client rewrites it unless asked not to; older ones cannot be asked.
+    asked = {"escaping": "allow-utf-8"} if "escaping" in signature(generate_openmetrics).parameters else {}
+    page: bytes = generate_openmetrics(one, **asked)  # type: ignore[no-untyped-call]
+    return page.removesuffix(END)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Tell whether an Accept header prefers OpenMetrics to Prometheus text."""
+    given = _qualities(accept)
+    openmetrics = given.get("application/openmetrics-text", 0.0)
+    text = next((given[kind] for kind in ("text/plain", "text/*", "*/*") if kind in given), 0.0)
+    return openmetrics > 0 and openmetrics >= text
+
+
+def accepts_gzip(header: str) -> bool:
+    """Tell whether an Accept-Encoding header allows gzip."""
+    given = _qualities(header)
+    return given.get("gzip", given.get("*", 0.0)) > 0
+
+
+def _qualities(header: str) -> dict[str, float]:
+    """Return the best quality of each kind that a header names."""
+    given: dict[str, float] = {}
+    for part in header.split(",", MEDIA_RANGES)[:MEDIA_RANGES]:
+        kind, *parameters = (word.strip().lower() for word in part.split(";", MEDIA_RANGES)[:MEDIA_RANGES])
+        given[kind] = max(given.get(kind, 0.0), _quality(parameters))
+    return given
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

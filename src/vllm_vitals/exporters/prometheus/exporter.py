@@ -1,0 +1,168 @@
+"""The scrape endpoint: `/metrics`, `/healthz` and `/readyz` on our own port, off vLLM's event loop."""
+
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.log import LOGGER
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import PrometheusSettings
+from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
+from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.exporters.prometheus.registry import VitalsCollector
+from vllm_vitals.exporters.prometheus.server import Server
+from vllm_vitals.exporters.prometheus.tls import Certificates
+
+LOOK = 10.0
+"""Seconds between two looks whether the TLS files have changed."""
+LONGEST_HOST = 100
+LONGEST_REASON = 300
+"""Characters that are logged."""
+
+
+class PrometheusExporter:
+    """Listens, and keeps trying to while it cannot; serving never waits for it."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        settings: PrometheusSettings,
+        problem: Callable[[], str],
+        native_registry: Callable[[], Any] | None = None,
+        ended: Callable[[], str] | None = None,
+    ) -> None:
+        """`problem`, `ended`: see `ScrapeApp`. `native_registry` gives the registry behind vLLM's own /metrics."""
+        self._settings = settings
+        self._joined = VitalsCollector(collector) if settings.join_native else None
+        self._server: Server[Page] | None = None
+        self._stopped = threading.Event()
+        self._app = ScrapeApp(collector, problem, native_registry if settings.include_native else None, ended)
+
+    @property
+    def ports(self) -> list[int]:
+        """Return the ports that are listened on, none while none could be had."""
+        return self._server.ports if self._server else []
+
+    def start(self) -> None:
+        """Begin listening, on another thread: even to look a host name up may take seconds."""
+        if self._joined:
+            REGISTRY.register(self._joined)
+        threading.Thread(target=self._listen, name="vitals-prometheus", daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more and leave vLLM's page; requests in progress end with the process."""
+        self._stopped.set()
+        if self._joined:
+            with suppress(KeyError):
+                REGISTRY.unregister(self._joined)
+        self._close()
+        self._app.close()
+
+    def abandon(self) -> None:
+        """Close what a fork copied of the sockets, so that the port goes free with the parent."""
+        if self._joined:
+            self._joined.closed = True
+        if self._server:
+            self._server.abandon()
+
+    def _close(self) -> None:
+        if self._server:
+            self._server.close()
+
+    def _listen(self) -> None:
+        said, host = "", clean(self._settings.host, LONGEST_HOST)
+        while not self._stopped.is_set():
+            try:
+                certificates = Certificates(self._settings) if self._settings.tls_cert else None
+                self._server = listen(self._settings, self._app, certificates)
+            except Exception as error:  # noqa: BLE001 - whatever it is, serving goes on and so do we
+                message = clean(f"{type(error).__name__}: {error}", LONGEST_REASON)
+                if message != said:
+                    LOGGER.error(
+                        "No scrape endpoint on %s:%d (prometheus.host, prometheus.port): %s. Serving goes on; trying "
+                        "again every %g s", host, self._settings.port, message, self._settings.retry_interval,
+                    )  # fmt: skip
+                    said = message
+                self._stopped.wait(self._settings.retry_interval)
+                continue
+            if self._stopped.is_set():
+                self._close()
+                return
+            scheme = "https" if certificates else "http"
+            LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, host, self.ports[0])
+            while certificates and not self._stopped.wait(LOOK):
+                certificates.refresh()
+            return
+
+
+def listen(settings: PrometheusSettings, app: ScrapeApp, certificates: Certificates | None) -> Server[Page]:
+    """Return a running server on every address of the host; `certificates`: `None` without TLS.
+
+    Raises:
+        OSError: when the host is unknown, or the port is taken.
+    """
+    listeners: list[socket.socket] = []
+    with ExitStack() as failed:
+        for address in addresses(settings.host):
+            try:
+                listener = _bind(address, listeners[0].getsockname()[1] if listeners else settings.port)
+            except OSError as error:
+                # The first address must do; a second is a courtesy that not every container can have.
+                if not listeners:
+                    raise
+                _tell_missing(address, listeners[0].getsockname(), error)
+            else:
+                listeners.append(failed.enter_context(listener))
+        server = Server(listeners, app, certificates)
+        server.start()
+        failed.pop_all()
+    return server
+
+
+def _tell_missing(address: str, first: tuple[Any, ...], error: OSError) -> None:
+    taken = error.errno == errno.EADDRINUSE
+    LOGGER.log(
+        logging.WARNING if taken else logging.INFO,
+        "Scrape endpoint: it listens on %s port %d, but not on %s as well: %s%s",
+        first[0],
+        first[1],
+        address,
+        error,
+        ". A scraper that takes this address reaches another process" if taken else "",
+    )
+
+
+def addresses(host: str) -> list[str]:
+    """Return the addresses of a host, IPv4 first; `localhost` may be both 127.0.0.1 and ::1.
+
+    Raises:
+        OSError: when it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"not a host name: {error}") from error
+    return sorted({str(sockaddr[0]) for *_, sockaddr in found}, key=lambda address: ":" in address)
+
+
+def _bind(address: str, port: int) -> socket.socket:
+    """Return a socket that listens; `address` is a number, so no name server is asked."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit these; the kernel would keep megabytes for each otherwise.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BYTES)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.RECEIVE_BYTES)
+        listener.bind((address, port))
+        listener.listen(limits.BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

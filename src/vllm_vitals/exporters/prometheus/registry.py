@@ -1,0 +1,60 @@
+"""The store as a `prometheus_client` collector, for whoever wants our metrics in a registry of theirs."""
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector as RegistryCollector
+from prometheus_client.utils import floatToGoString
+
+from vllm_vitals._util.pacing import Pace
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.catalog.metric import Metric as CatalogMetric
+from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.snapshot import Series, snapshot
+
+
+class VitalsCollector(RegistryCollector):
+    """Yields every family of a collector's store as `prometheus_client` metrics."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.closed = False
+        """Set in the child of a fork: it takes no lock, and then nothing is shown."""
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: it spares the registry a collection when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families as they are now."""
+        if self.closed:
+            return
+        pause = Pace().breathe
+        self._collector.refresh(pause)
+        shown = dict(snapshot(self._collector.store, pause))
+        for family in self._collector.store:
+            yield _family(family.metric, shown.get(family.metric, ()))
+
+
+def _family(metric: CatalogMetric[Any], shown: Iterable[Series]) -> Metric:
+    names, unit = metric.prometheus_labels, metric.prometheus_unit
+    if metric.kind == "histogram":
+        made = HistogramMetricFamily(metric.prometheus, metric.help, labels=names, unit=unit)
+        for key, cell, reading in shown:
+            if reading is not None and isinstance(cell, HistogramCell):
+                edges = [*map(floatToGoString, cell.bounds), "+Inf"]
+                made.add_metric(key, list(zip(edges, accumulate(reading.counts), strict=True)), reading.value)
+        return made
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    plain = kind(metric.prometheus.removesuffix("_total"), metric.help, labels=names, unit=unit)
+    for key, _, reading in shown:
+        if reading is not None:
+            plain.add_metric(key, reading.value)
+    return plain

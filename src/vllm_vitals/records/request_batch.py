@@ -1,0 +1,57 @@
+"""Many finished requests at once, by column: what is the same for all of them is done once."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_vitals.records.step import CLOCK_SLACK, Finished
+
+Floats = NDArray[np.float64]
+Truths = NDArray[np.bool_]
+
+
+class Requests:
+    """Finished requests; each numeric field of `Finished` as an array, NaN where vLLM did not say."""
+
+    duration: Floats
+    queue: Floats
+    prefill: Floats
+    decode: Floats
+    inference: Floats
+    time_per_output_token: Floats
+    input_tokens: Floats
+    output_tokens: Floats
+    cached_tokens: Floats
+    max_tokens: Floats
+    preemptions: Floats
+
+    def __init__(self, requests: Sequence[Finished]) -> None:
+        self.requests = requests
+        self.reason = [request.reason for request in requests]
+
+    def __getattr__(self, name: str) -> Floats:
+        """Make a column the first time that it is asked for."""
+        if name not in type(self).__annotations__:
+            raise AttributeError(name)
+        column = _column(list(map(attrgetter(name), self.requests)))
+        setattr(self, name, column)
+        return column
+
+    @property
+    def most(self) -> Floats:
+        """Return the number of seconds that none of a request's phases can exceed."""
+        return self.duration + CLOCK_SLACK
+
+    def ended(self, *reasons: str) -> Truths:
+        """Tell which requests ended for one of these reasons."""
+        return np.array([reason in reasons for reason in self.reason], dtype=np.bool_)
+
+
+def _column(values: Sequence[float | None]) -> Floats:
+    column = np.array(values, dtype=np.float64)  # `None` becomes NaN
+    unknown = np.isnan(column)
+    if unknown.any():  # what came as NaN shall be refused, not passed over
+        column[unknown & np.array([value is not None for value in values])] = np.inf
+    return column
