@@ -176,7 +176,7 @@ def live(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Send a million mutated frames over the wire, as the unit tests do where they try everything."""
     session.install("-e", ".", "-r", "tests/requirements.txt")
-    pytest(session, "tests/unit/test_wire_fuzz.py", "--effort=all")
+    pytest(session, "tests/unit/transport/test_fuzz.py", "--effort=all")
 
 
 @nox.session(venv_backend="none", tags=[ALL])

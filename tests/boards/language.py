@@ -5,7 +5,7 @@ from typing import Any
 
 import promql_parser as promql
 
-from tests.unit.test_catalog import vllm_sample_names
+from tests.unit.catalog.test_catalog import vllm_sample_names
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.mixin.promql import TARGET_LABELS
 from vllm_vitals.vllm_page.counterparts import RENAMED

@@ -13,7 +13,7 @@ import yaml
 from tests.helm.binaries import ROOT
 from tests.helm.render import ATTACH, SERVE, containers, merged, objects, template, the
 from tests.live.bootstrap import compose_tool, prometheus_tools
-from tests.unit.test_deploy import loaded
+from tests.unit.project.test_deploy import loaded
 
 DEPLOY = ROOT / "deploy"
 COMPOSE, PROMETHEUS = DEPLOY / "compose", DEPLOY / "prometheus"

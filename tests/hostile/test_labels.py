@@ -22,8 +22,8 @@ from tests.live.bootstrap import prometheus_tools
 from tests.live.pages import eventually
 from tests.live.server import fetch, free_port
 from tests.unit.builders import collect, examples, feed, finished, step
+from tests.unit.exporters.otlp.test_pushes import Link
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
-from tests.unit.test_otlp_pushes import Link
 from vllm_vitals._util.labels import LONGEST_LABEL, UNKNOWN, label, named, shown
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.exporters.prometheus.app import native_page

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.otlp import HOST, free_port
-from tests.unit.test_deploy import COMPOSE, SETTINGS, UNIT
+from tests.unit.project.test_deploy import COMPOSE, SETTINGS, UNIT
 from tests.unit.wire import short_directory
 from tests.waiting import wait_until
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.live.collector import CUMULATIVE, DELTA, UNSPECIFIED, Rotel, Sink
 from tests.live.pages import eventually
-from tests.unit.test_exposition import full_collector
+from tests.unit.exporters.prometheus.test_text import full_collector
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter

@@ -14,8 +14,8 @@ from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.config.settings import PrometheusSettings
-from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
 from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.server import Server
 from vllm_vitals.exporters.prometheus.tls import Certificates

@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 from vllm_vitals._util.log import log_once
 from vllm_vitals._util.pacing import PIECE
-from vllm_vitals.exporters.prometheus.client import Client, State, peer_of
 from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.exporters.prometheus.client import Client, State, peer_of
 from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
 from vllm_vitals.exporters.prometheus.pages import Pages
 from vllm_vitals.exporters.prometheus.slots import Slots

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from vllm_vitals.exporters.prometheus.client import Client, State
 from vllm_vitals.exporters.prometheus import limits
+from vllm_vitals.exporters.prometheus.client import Client, State
 
 
 class Address:

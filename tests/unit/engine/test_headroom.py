@@ -1,0 +1,272 @@
+"""How much more an engine can take: values worked out by hand."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.builders import ENGINE, Clock, Sight, facts, feed, step
+from vllm_vitals.aggregation import aggregator as module
+from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.config.settings import Settings
+from vllm_vitals.engine.headroom import FEWEST, MEMORY, SPACING, Prefill, Saturation, Trend, Typical, level
+from vllm_vitals.records.request_batch import Requests
+from vllm_vitals.records.step import Finished
+
+PAGE = Path(__file__).parents[3] / "docs" / "headroom.md"
+FREE = "vllm_kv_cache_free_sequences"
+FULL = "vllm_kv_cache_time_to_full_seconds"
+SATURATION = "vllm_engine_saturation_ratio"
+
+
+def request(given: int | None, made: int | None, cached: int | None = 0) -> Finished:
+    return Finished("stop", input_tokens=given, output_tokens=made, cached_tokens=cached)
+
+
+# --- What is typical
+
+
+def test_the_first_requests_are_what_is_typical() -> None:
+    typical = Typical()
+    typical.learn(Requests([request(100, 50, 20), request(300, 150, 0)]))
+    assert (typical.prompt, typical.length) == ((80 + 300) / 2, (150 + 450) / 2)
+
+
+def test_later_ones_weigh_by_their_number() -> None:
+    typical = Typical()
+    typical.learn(Requests([request(100, 100)]))
+    typical.learn(Requests([request(200, 200)] * 100))
+    assert typical.prompt == pytest.approx(100 + (1 - math.exp(-0.5)) * 100)
+    assert typical.length == pytest.approx(200 + (1 - math.exp(-0.5)) * 200)
+
+
+@pytest.mark.parametrize("useless", [request(None, 5), request(5, None), request(5, 0)])
+def test_requests_that_do_not_tell_or_made_nothing_are_left_out(useless: Finished) -> None:
+    typical = Typical()
+    typical.learn(Requests([useless]))
+    assert typical.prompt is None
+    typical.learn(Requests([useless, request(10, 10, None)]))
+    assert (typical.prompt, typical.length) == (10, 20)
+
+
+# --- What cached tokens spare
+
+
+def prefilled(given: int, cached: int | None, prefill: float | None) -> Finished:
+    return Finished("stop", duration=100.0, input_tokens=given, cached_tokens=cached, prefill=prefill)
+
+
+def test_cached_tokens_spare_what_computing_them_would_have_taken() -> None:
+    mine = Prefill()
+    cold = [prefilled(1000, 0, 0.5), prefilled(3000, 0, 1.5)]  # 2 s for 4000 tokens
+    assert mine.saved(Requests(cold)) == 0.0
+    assert mine.saved(Requests([prefilled(1000, 990, 0.02)])) == pytest.approx(990 * 0.0005)
+
+
+def test_the_speed_is_that_of_the_tokens_left_to_compute() -> None:
+    mine = Prefill()
+    assert mine.saved(Requests([prefilled(500, 400, 0.2)])) == pytest.approx(400 * 0.2 / 100)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [prefilled(1000, 990, 0.02), prefilled(1000, 0, None), prefilled(1000, 0, 0.0), prefilled(1000, 0, 1e9)],
+    ids=["few left", "no time", "no time at all", "longer than it lived"],
+)
+def test_no_speed_is_learned_where_there_is_none(useless: Finished) -> None:
+    mine = Prefill()
+    assert mine.saved(Requests([useless])) == 0.0
+    assert mine.seconds_per_token is None
+
+
+def test_what_vllm_did_not_say_spares_nothing() -> None:
+    mine = Prefill()
+    mine.saved(Requests([prefilled(1000, 0, 1.0)]))
+    assert mine.saved(Requests([prefilled(1000, None, 1.0)])) == 0.0
+
+
+# --- Where the KV cache is heading
+
+
+def trend(usages: list[float]) -> Trend:
+    """Return what is known after these shares in use, one each second."""
+    made = Trend()
+    for second, usage in enumerate(usages):
+        made.add(float(second), usage)
+    return made
+
+
+def test_a_steady_rise_tells_when_it_is_full() -> None:
+    rising = trend([0.2 + 0.01 * second for second in range(20)])
+    assert rising.seconds_to_full(19.0) == pytest.approx((1 - 0.39) / 0.01)
+    assert rising.seconds_to_full(24.0) == pytest.approx((1 - 0.44) / 0.01)
+
+
+@pytest.mark.parametrize(
+    "usages",
+    [
+        [0.5] * 30,
+        [0.9 - 0.01 * second for second in range(30)],
+        [0.5 + 0.2 * math.sin(second) for second in range(60)],
+        [0.1 + 1e-7 * second for second in range(60)],  # full in months
+        [0.2 + 0.01 * second for second in range(int(SPACING * (FEWEST - 1)))],
+        [],
+    ],
+    ids=["flat", "falling", "waves", "slow", "few", "none"],
+)
+def test_what_does_not_fill_or_is_not_known_long_enough_tells_nothing(usages: list[float]) -> None:
+    assert trend(usages).seconds_to_full(float(len(usages))) is None
+
+
+def test_noise_and_wild_points_do_not_mislead() -> None:
+    chance = random.Random(5)
+    usages = [0.2 + 0.005 * second + chance.uniform(-0.02, 0.02) for second in range(60)]
+    usages[10] = usages[30] = 0.99
+    assert trend(usages).seconds_to_full(59.0) == pytest.approx((1 - 0.495) / 0.005, rel=0.1)
+
+
+def test_noise_around_a_level_is_no_rise() -> None:
+    for seed in range(200):
+        chance = random.Random(seed)
+        assert trend([0.5 + chance.uniform(-0.2, 0.2) for _ in range(60)]).seconds_to_full(60.0) is None
+
+
+def test_a_rise_that_ended_is_forgotten() -> None:
+    rising = trend([0.2 + 0.01 * second for second in range(20)])
+    assert rising.seconds_to_full(75.0) is None
+
+
+def test_a_full_cache_is_full_now() -> None:
+    assert trend([min(0.5 + 0.03 * second, 1.0) for second in range(20)]).seconds_to_full(30.0) == 0.0
+
+
+def test_nothing_is_foretold_once_many_have_left() -> None:
+    rising = trend([0.2 + 0.03 * second for second in range(20)])
+    assert rising.seconds_to_full(19.0) == pytest.approx((1 - 0.77) / 0.03)
+    rising.add(19.1, 0.7)
+    assert rising.seconds_to_full(19.2) == pytest.approx((1 - 0.776) / 0.03)
+    rising.add(19.3, 0.0)
+    assert rising.seconds_to_full(19.4) is None
+    full = trend([min(0.5 + 0.03 * second, 1.0) for second in range(20)])
+    assert full.seconds_to_full(30.0) == 0.0
+    full.add(30.5, 0.85)
+    assert full.seconds_to_full(31.0) is None
+
+
+def test_steps_between_two_points_do_not_count() -> None:
+    made = Trend()
+    for index in range(100_000):
+        made.add(index / 1000, index / 200_000)
+    assert made.seconds_to_full(100.0) == pytest.approx(100.0, rel=0.01)
+
+
+# --- How saturated it is
+
+
+@pytest.mark.parametrize(
+    ("running", "usage", "limited", "expected"),
+    [(0, 0.0, "idle", 0.0), (3, 0.1, "none", 0.75), (1, 0.6, "none", 0.6), (3, 0.5, "kv_cache", 1.0),
+     (4, 0.5, "max_num_seqs", 1.0), (1, 0.1, "token_budget", 1.0), (1, 0.1, "deferred", 0.25), (9, None, "none", 1.0)],
+)  # fmt: skip
+def test_an_engine_is_as_full_as_the_fuller_of_its_limits(
+    running: int, usage: float | None, limited: str, expected: float
+) -> None:
+    assert level(step(running=running, kv_cache_usage=usage), 4, limited) == expected
+
+
+def test_saturation_forgets_by_its_memory() -> None:
+    mine = Saturation(0.0)
+    mine.step(0.0, 1.0)
+    assert mine.at(MEMORY) == pytest.approx(1 - math.exp(-1))
+    mine.step(MEMORY, 0.0)
+    assert mine.at(3 * MEMORY) == pytest.approx((1 - math.exp(-1)) * math.exp(-2))
+    assert mine.at(2 * MEMORY) == mine.at(3 * MEMORY)  # time does not run backwards
+
+
+def test_saturation_does_not_depend_on_how_often_it_is_told() -> None:
+    often, seldom = Saturation(0.0), Saturation(0.0)
+    for clock in np.arange(0, 60, 0.01):
+        often.step(float(clock), 0.6)
+    seldom.step(0.0, 0.6)
+    assert often.at(60.0) == pytest.approx(seldom.at(60.0))
+
+
+def test_an_idle_engine_comes_to_have_no_saturation_at_all() -> None:
+    mine = Saturation(0.0)
+    mine.step(0.0, 1.0)
+    mine.step(1000.0, 0.0)
+    assert mine.at(1000.0 + 20 * MEMORY) == pytest.approx(math.exp(-20))
+    assert mine.at(1000.0 + 21 * MEMORY) == 0.0
+
+
+def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
+    mine = Saturation(0.0)
+    for second in range(0, 3600, 60):  # one of 1024 requests, for 10 ms of each minute
+        mine.step(float(second), 1 / 1024)
+        mine.step(second + 0.01, 0.0)
+        assert mine.at(second + 60.0) > 0
+
+
+# --- In the collector
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    monkeypatch.setattr(module, "time", Clock())
+    made = Collector(Settings())
+    feed(made, facts(max_num_seqs=4, kv_cache_tokens=1000))
+    return made
+
+
+def test_free_sequences_are_what_is_free_by_what_one_holds(collector: Collector) -> None:
+    ended = tuple(request(150, 50) for _ in range(5))
+    feed(collector, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
+    assert Sight(collector)(FREE, **ENGINE) == 750 / 200
+
+
+def test_what_cannot_be_told_is_not_shown(collector: Collector) -> None:
+    feed(collector, step(101.0, running=1, kv_cache_usage=0.25))
+    see = Sight(collector)
+    assert see(FREE, **ENGINE) is None
+    assert see(FULL, **ENGINE) is None
+
+
+def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(collector: Collector) -> None:
+    for second in range(20):
+        feed(collector, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
+    collector.flush(119.0)
+    see = Sight(collector)
+    assert see(FULL, **ENGINE) == pytest.approx(61.0)
+    for second in range(60):
+        feed(collector, step(120.0 + second, running=1, kv_cache_usage=0.39))
+    collector.flush(179.0)
+    assert see(FULL, **ENGINE) is None
+
+
+def test_saturation_is_1_after_long_queueing_and_falls_when_idle(collector: Collector) -> None:
+    see = Sight(collector)
+    assert see(SATURATION, **ENGINE) == 0.0
+    feed(collector, step(101.0, running=4, waiting=2, kv_cache_usage=0.3))
+    collector.flush(401.0)
+    assert see(SATURATION, **ENGINE) == pytest.approx(1.0, abs=1e-4)
+    feed(collector, step(401.0, running=0, kv_cache_usage=0.0))
+    collector.flush(401.0 + MEMORY)
+    assert see(SATURATION, **ENGINE) == pytest.approx(math.exp(-1), abs=1e-4)
+
+
+def test_the_shares_of_batch_and_step_follow_from_what_is_shown(collector: Collector) -> None:
+    """As docs/headroom.md has them."""
+    feed(collector, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
+    feed(collector, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
+    feed(collector, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
+    see = Sight(collector)
+
+    def shown(name: str) -> float:
+        assert name in PAGE.read_text()
+        return see(name, **ENGINE) or 0.0
+
+    assert shown("vllm_engine_requests_running") / shown("vllm_engine_requests_limit") == 0.25
+    mean = shown("vllm_step_tokens_sum") / shown("vllm_step_tokens_count")
+    assert mean / shown("vllm_engine_step_tokens_limit") == 0.4
