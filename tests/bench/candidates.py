@@ -107,7 +107,7 @@ def ours_page() -> Page:
     def page() -> bytes:
         collector.refresh()
         renderer.forget()
-        return b"".join(renderer.render(lambda: None))
+        return b"".join(renderer.render())
 
     return page
 

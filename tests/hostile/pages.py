@@ -29,11 +29,11 @@ class Pages:
         self._renderer = Renderer(collector.store, openmetrics=openmetrics)
         self._before: Numbers = {}
 
-    def render(self, pause: Any = lambda: None) -> bytes:
+    def render(self) -> bytes:
         """Return the next page."""
-        self._collector.refresh(pause)
+        self._collector.refresh()
         self._renderer.forget()
-        return b"".join(self._renderer.render(pause)) + (END if self._openmetrics else b"")
+        return b"".join(self._renderer.render()) + (END if self._openmetrics else b"")
 
     def next(self) -> Numbers:
         """Return the numbers of the next page, after checking all that holds of any."""
@@ -91,14 +91,14 @@ class Pushes:
         self._collector = collector
         self._builder = PointBuilder(collector.store, started=1.0, fresh=60.0, **how)
 
-    def build(self, pause: Any) -> Any:
+    def build(self) -> Any:
         """Return the next push, unchecked."""
-        return self._builder.build(pause)
+        return self._builder.build()
 
     def next(self) -> Numbers:
         """Return the sums of the next push, after checking all that holds of any."""
         self._collector.refresh()
-        push = self._builder.build(lambda: None)
+        push = self._builder.build()
         numbers: Numbers = {}
         for metric in push.metrics:
             for point in metric.data.data_points:

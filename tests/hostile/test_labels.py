@@ -126,7 +126,7 @@ def test_no_text_of_vllms_own_metrics_costs_a_page_or_a_push() -> None:
         lora.labels(text).set(1)
     Counter("vllm:z", "Last.", registry=registry).inc(7)
     for openmetrics in (False, True):
-        page = b"".join(native_page(registry.collect(), lambda: None, lambda _: True, openmetrics=openmetrics))
+        page = b"".join(native_page(registry.collect(), lambda _: True, openmetrics=openmetrics))
         lines = page.decode().split("\n")
         assert "vllm:z_total 7.0" in lines
         assert not [letter for line in lines for letter in line if ord(letter) < ord(" ") or letter == "\x7f"]

@@ -153,7 +153,7 @@ class Watch:
         assert len(said) <= LONGEST_REASON
         assert said.isprintable()
         assert SECRET not in said
-        scraped = b"".join(Renderer(self.collector.store, openmetrics=False).render(lambda: None, lambda _: True))
+        scraped = b"".join(Renderer(self.collector.store, openmetrics=False).render(lambda _: True))
         list(text_string_to_metric_families(scraped.decode()))  # it can be scraped
         return said
 

@@ -61,7 +61,7 @@ class Watched:
 
     def read(self, after: float = 1.0) -> list[Reading]:
         self.now += after
-        return self.fleet.read(lambda: None)
+        return self.fleet.read()
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ class Sink:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def add(self, records, pause) -> None:  # noqa: ARG002
+    def add(self, records) -> None:
         self.samples += records
 
 
@@ -388,7 +388,7 @@ from vllm_vitals.gpu.sampler import sampler
 import vllm_vitals.gpu.amd_source
 
 class Sink:
-    def add(self, records, pause):
+    def add(self, records):
         pass
 
 made = sampler(Sink(), 1.0)

@@ -116,7 +116,7 @@ def test_what_a_stopped_collector_cannot_take_is_counted_to_the_step(place: Plac
     for stopped in (False, True, False, True, False):
         receiver.send_signal(signal.SIGSTOP if stopped else signal.SIGCONT)
         for _ in range(60):
-            sender.add(numbered(count, count + 10, inter_token_latencies=LATENCIES), lambda: None)
+            sender.add(numbered(count, count + 10, inter_token_latencies=LATENCIES))
             sender.flush(time.monotonic())
             count += 10
         if not stopped:
@@ -139,7 +139,7 @@ def test_killing_a_full_collector_loses_no_count(place: Place) -> None:
         wait_until(lambda: sender.connected)
         receiver.send_signal(signal.SIGSTOP)
         for _ in range(30):
-            sender.add(numbered(count, count + 10, inter_token_latencies=LATENCIES), lambda: None)
+            sender.add(numbered(count, count + 10, inter_token_latencies=LATENCIES))
             sender.flush(time.monotonic())
             count += 10
         receiver.kill()

@@ -113,5 +113,5 @@ def page(collector: Collector, *, openmetrics: bool = False, renderer: Renderer 
     renderer = renderer or Renderer(collector.store, openmetrics=openmetrics)
     collector.refresh()
     renderer.forget()
-    body = b"".join(renderer.render(lambda: None))
+    body = b"".join(renderer.render())
     return (body + (END if openmetrics else b"")).decode()

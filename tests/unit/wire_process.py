@@ -33,7 +33,7 @@ def send(path: Path, name: str, count: int, rest: float) -> None:
     sender.start()
     for first in range(0, count, 20):
         steps = [Step("m", "0", 1.0, float(number), 1.0) for number in range(first, first + 20)]
-        sender.add(steps, lambda: None)
+        sender.add(steps)
         sender.flush(time.monotonic())
         time.sleep(rest)
     sender.stop(60.0)

@@ -12,6 +12,7 @@ import numpy as np
 import vllm_vitals
 from vllm_vitals._util.labels import label
 from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.aggregation.cost import Costs
 from vllm_vitals.aggregation.gpu_writers import Intake
 from vllm_vitals.aggregation.kv_writers import ConnectorWriter
@@ -69,7 +70,7 @@ class Collector:
         self._models: dict[str, list[Writer]] = {}
         self._pooling: set[str] = set()
         """Models that pool: what is asked of them is an embedding, or made of one."""
-        self._adders: dict[type, Callable[[Any, Callable[[], None]], None]] = {
+        self._adders: dict[type, Callable[[Any], None]] = {
             Step: self._add_steps,
             Facts: self._add_facts,
             Sleep: self._add_sleeps,
@@ -95,14 +96,11 @@ class Collector:
         info = (vllm_vitals.__version__, platform.python_version(), source)
         self._put(itself.INFO, (), info, 1.0)
 
-    def add(self, records: Sequence[Record | Sample], pause: Callable[[], None] = lambda: None) -> None:
-        """Add records up, oldest first. Never raises for what they hold: an error is counted and logged once.
-
-        `pause` is called between small pieces of work.
-        """
+    def add(self, records: Sequence[Record | Sample]) -> None:
+        """Add records up, oldest first. Never raises for what they hold: an error is counted and logged once."""
         with self.store.lock:
             for kind, group in groupby(records, type):
-                self._adders[kind](list(group), pause)
+                self._adders[kind](list(group))
 
     def flush(self, until: float, certain: Certain | None = None) -> None:
         """Take note that all has been told up to `until`, monotonic seconds: time itself is counted so far.
@@ -128,11 +126,11 @@ class Collector:
             self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
         self._costs.spend(engine, spent)
 
-    def _end(self, engine: Engine, pause: Callable[[], None] = lambda: None) -> None:
+    def _end(self, engine: Engine) -> None:
         """Count what is left to count of an engine of which no step will come any more."""
         engine.end()
         self._spend(engine, engine.told)
-        self._settle(engine, pause)
+        self._settle(engine)
         self._drop_gauges(engine)
 
     def _compare(self, until: float, behind: Collection[str]) -> None:
@@ -165,7 +163,7 @@ class Collector:
     def count_error(self, stage: str) -> None:
         """Count an error that is logged elsewhere."""
         with self.store.lock:
-            self._add_health([Health(errors={stage: 1}, process=self.process)], lambda: None)
+            self._add_health([Health(errors={stage: 1}, process=self.process)])
 
     def export(self, exporter: str, duration: float | None, refused: int = 0) -> None:
         """Count one export and its seconds, or a failed one when there is no duration; `refused` of its points."""
@@ -179,19 +177,16 @@ class Collector:
             bounds = self._bounds[itself.EXPORT_DURATION.buckets]
             self.store[itself.EXPORT_DURATION].histogram((), (exporter,), bounds).observe(duration)
 
-    def refresh(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Bring what depends on the time of reading up to date; exporters call it before they read.
-
-        `pause` is called between small pieces of work.
-        """
+    def refresh(self) -> None:
+        """Bring what depends on the time of reading up to date; exporters call it before they read."""
         if self.upstream is not None:
             self.upstream()
         for engine in list(self._engines.values()):
             with self.store.lock:
-                self._settle(engine, pause)
+                self._settle(engine)
                 self._forecast(engine)
-            pause()
-        self.store.settle(pause)
+            checkpoint()
+        self.store.settle()
         now, clock = time.time(), time.monotonic()
         with self.store.lock:
             for engine in self._engines.values():
@@ -227,13 +222,13 @@ class Collector:
             if isinstance(metric, Gauge) and metric.momentary:
                 self.store[metric].drop(engine.scope)
 
-    def _add_steps(self, steps: Sequence[Step], pause: Callable[[], None]) -> None:
+    def _add_steps(self, steps: Sequence[Step]) -> None:
         by_engine: dict[EngineKey, list[Step]] = {}
         for step in steps:
             by_engine.setdefault((step.model, step.engine), []).append(step)
             if step.clamped:
                 self._refuse(step.clamped)
-            pause()
+            checkpoint()
         for name, own in by_engine.items():
             engine = self._engine(*name)
             timely, late = in_order(own, engine.latest)
@@ -241,32 +236,32 @@ class Collector:
                 for step in late:
                     engine.late(step)
                 counting = [writer for writer in engine.rules[Step] if not isinstance(writer, GaugeWriter)]
-                self._write(counting, late, late[-1].time, pause)
+                self._write(counting, late, late[-1].time)
             for step in timely:
                 engine.complete(step)
-                pause()
+                checkpoint()
             if timely:
-                self._write(engine.rules[Step], timely, timely[-1].time, pause)
+                self._write(engine.rules[Step], timely, timely[-1].time)
             if len(engine.finished) >= WAITING:
-                self._settle(engine, pause)
+                self._settle(engine)
 
     def _refuse(self, names: Iterable[str]) -> None:
         """Count a value that cannot be true of each of these metrics; another release may have others."""
         known = {metric.name for metric in self._metrics}
         self.store.rejects.update((name, "absurd") for name in names if name in known)
 
-    def _settle(self, engine: Engine, pause: Callable[[], None] = lambda: None) -> None:
+    def _settle(self, engine: Engine) -> None:
         """Add the finished requests up that wait to be."""
         requests, engine.finished = engine.finished, []
         if requests:
             columns = Requests(requests)
             with np.errstate(invalid="ignore", over="ignore"):  # what comes of nonsense is refused as not finite
-                self._write(engine.rules[Finished], [columns], requests[-1].time, pause)
+                self._write(engine.rules[Finished], [columns], requests[-1].time)
                 saved = engine.ended(columns)
                 self.store[SAVED_PREFILL].number(engine.scope).add(saved)
                 self._costs.save(engine, saved)
 
-    def _add_facts(self, records: Sequence[Facts], pause: Callable[[], None]) -> None:
+    def _add_facts(self, records: Sequence[Facts]) -> None:
         for facts in records:
             if "pooling" in facts.features and len(self._pooling) < MOST_SCOPES:
                 self._pooling.add(label(facts.model))
@@ -277,7 +272,7 @@ class Collector:
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, *engine.scope), bounds, facts)
-            self._write(engine.rules[Facts], [facts], time.time(), pause)
+            self._write(engine.rules[Facts], [facts], time.time())
             self._put(UP, engine.scope, (), 1.0)
             if facts.kv_cache_tokens:
                 self.store[KV_FREE].put(engine.scope, (), facts.kv_cache_tokens, 0.0)  # older than any step
@@ -292,13 +287,13 @@ class Collector:
             self.count_error("collect")
             return plan(facts.max_model_len, self._settings.buckets)
 
-    def _add_sleeps(self, records: Sequence[Sleep], pause: Callable[[], None]) -> None:
+    def _add_sleeps(self, records: Sequence[Sleep]) -> None:
         for sleep in records:
             engine = self._engine(sleep.model, sleep.engine)
             engine.sleep(sleep)
-            self._write(engine.rules[Sleep], [sleep], time.time(), pause)
+            self._write(engine.rules[Sleep], [sleep], time.time())
 
-    def _add_rejections(self, records: Sequence[Rejection], pause: Callable[[], None]) -> None:
+    def _add_rejections(self, records: Sequence[Rejection]) -> None:
         for rejection in records:
             model = label(rejection.model)
             if model not in self._models and len(self._models) >= MOST_SCOPES:
@@ -306,13 +301,13 @@ class Collector:
             rules = self._models.get(model)
             if rules is None:
                 rules = self._models[model] = self._rules(model, "", self._bounds, Scope.MODEL)[Rejection]
-            self._write(rules, [rejection], time.time(), pause)
+            self._write(rules, [rejection], time.time())
 
-    def _add_gone(self, records: Sequence[Gone], pause: Callable[[], None]) -> None:
+    def _add_gone(self, records: Sequence[Gone]) -> None:
         for gone in records:
             engine = self._engines.pop(_fitting((gone.model, gone.engine)), None)
             if engine is not None:
-                self._end(engine, pause)
+                self._end(engine)
                 self.store[itself.STEP_AGE].drop(engine.scope)
                 self._put(UP, engine.scope, (), 0.0)
 
@@ -324,25 +319,25 @@ class Collector:
                 if metric.of is Health:
                     prepare(self.store[metric], (), self._bounds, health)
 
-    def _add_health(self, records: Sequence[Health], pause: Callable[[], None]) -> None:
+    def _add_health(self, records: Sequence[Health]) -> None:
         for health in records:
             self._hear(health)
-        self._write(self._process, records, time.time(), pause)
+        self._write(self._process, records, time.time())
         if any(health.dropped or "hook" in health.errors for health in records):
             self.lose(None, time.monotonic())
 
-    def _add_samples(self, samples: Sequence[Sample], pause: Callable[[], None]) -> None:
+    def _add_samples(self, samples: Sequence[Sample]) -> None:
         self._gpus.begin(samples)
         self._costs.sample(self._engines, samples)
-        self._write(self._gpus.writers, samples, samples[-1].time, pause)
+        self._write(self._gpus.writers, samples, samples[-1].time)
 
-    def _write(self, writers: Iterable[Writer], records: Sequence[Any], now: float, pause: Callable[[], None]) -> None:
+    def _write(self, writers: Iterable[Writer], records: Sequence[Any], now: float) -> None:
         for each in writers:
             try:
                 each.take(records, now)
             except Exception:  # noqa: BLE001 - one metric, or one record, must not cost the others
                 self._write_apart(each, records, now)
-            pause()
+            checkpoint()
 
     def _write_apart(self, each: Writer, records: Sequence[Any], now: float) -> None:
         for record in records:

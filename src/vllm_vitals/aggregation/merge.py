@@ -5,14 +5,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import msgspec
 
 from vllm_vitals._util.clock import epoch
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Collector, EngineKey
 from vllm_vitals.engine.abandoned import SKEW
 from vllm_vitals.records.step import Facts, Gap, Gone, Record, Sleep, Step
@@ -83,42 +83,37 @@ class Merger:
 
     def take(self, process: str, records: Sequence[Record], until: float) -> None:
         """Take what a process tells, oldest first: all that it knows up to `until`, monotonic seconds."""
-        pause = self._pace()
-        with self._lock:
+        with self._lock, paced(self._serves):
             member = self._members.setdefault(process, Member())
             member.tell(until)
-            records = self._recall.read(process, records, epoch(), pause)
+            records = self._recall.read(process, records, epoch())
             latest = time.monotonic() + AHEAD
             passed = [record for record in records if self._passes(record, member, latest)]
             if any(isinstance(record, Gone) for record in passed):
-                self._release(pause, until=math.inf)  # what an engine did before it went
-            self._collector.add(passed, pause)
+                self._release(until=math.inf)  # what an engine did before it went
+            self._collector.add(passed)
             if self._serves or time.monotonic() - self._released >= REST:
-                self._release(pause)
+                self._release()
 
     def leave(self, process: str) -> None:
         """Forget a process; engines that no other has are gone."""
-        pause = self._pace()
-        with self._lock:
+        with self._lock, paced(self._serves):
             member = self._members.pop(process, Member())
             self._recall.forget(process)
             gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
             self._collector.lose(member.engines, time.monotonic())
-            self._release(pause, until=math.inf if gone else 0.0)  # what an engine did before it went
-            self._collector.add(gone, pause)
+            self._release(until=math.inf if gone else 0.0)  # what an engine did before it went
+            self._collector.add(gone)
 
     def settle(self) -> None:
         """Hand on what nobody has to be waited for any more."""
-        with self._lock:
-            self._release(self._pace())
+        with self._lock, paced(self._serves):
+            self._release()
 
     def finish(self) -> None:
         """Hand on what waits for others: nobody will be heard any more."""
-        with self._lock:
-            self._release(self._pace(), until=math.inf)
-
-    def _pace(self) -> Callable[[], None]:
-        return Pace().breathe if self._serves else _go_on
+        with self._lock, paced(self._serves):
+            self._release(until=math.inf)
 
     def _passes(self, record: Record, member: Member, latest: float) -> bool:
         """Tell whether a record goes to the collector at once; `latest`: no clock that makes sense is beyond it."""
@@ -162,7 +157,7 @@ class Merger:
         self._slept.pop(key, None)
         return self._facts.pop(key, None) is not None
 
-    def _release(self, pause: Callable[[], None], until: float = 0.0) -> None:
+    def _release(self, until: float = 0.0) -> None:
         """Hand the steps on before which none can come any more, and those up to `until`."""
         told = min((member.until for member in self._members.values()), default=math.inf)
         horizon = max(told, until, time.monotonic() - LONGEST_HOLD)
@@ -170,7 +165,7 @@ class Merger:
         while self._held and self._held[0][0] <= horizon:
             steps.append(heappop(self._held)[2])
         self._released = time.monotonic()
-        self._collector.add(steps, pause)
+        self._collector.add(steps)
         self._collector.flush(min(horizon, time.monotonic()), self._certain)
 
     def _certain(self, key: EngineKey) -> tuple[float, float]:
@@ -179,10 +174,6 @@ class Merger:
         if len(members) == 1:
             return members[0].until, 0.0
         return min((member.certain for member in members), default=-math.inf), SKEW
-
-
-def _go_on() -> None:
-    pass
 
 
 def _without_startup(facts: Facts) -> Facts:

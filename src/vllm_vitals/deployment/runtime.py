@@ -139,7 +139,7 @@ class Runtime:
         # Before its engines are told of: another that had them may end right now.
         self.feed.attach(Source(client.tap, read, model_name(config), engines, client.over))
         for each in facts:
-            sink.add([each, Sleep(each.model, each.engine, "awake")], lambda: None)
+            sink.add([each, Sleep(each.model, each.engine, "awake")])
 
     def _join(self, rank: int, count: int) -> None:
         """Decide, at the first `AsyncLLM`, where the steps of this process go."""
@@ -177,7 +177,7 @@ class Runtime:
         reader = Reader.of(dialect, self.feed.complain)
         if not self.remote or not dialect.reasons or number >= MOST_TAPS:
             return Tap(self.settings.queue_size, as_told if dialect.connector else None), reader.read
-        sink.add([dialect], lambda: None)
+        sink.add([dialect])
         tap = self._told[number] = Tap(self.settings.queue_size, write)
         return tap, Bearer(number, reader).bear
 

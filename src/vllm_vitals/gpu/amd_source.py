@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.gpu import amd_messages as messages
 from vllm_vitals.gpu.amd_apart import Process
 from vllm_vitals.gpu.counters import History
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.source import DownError, LostError, NoDriverError, Pause
+from vllm_vitals.gpu.source import DownError, LostError, NoDriverError
 from vllm_vitals.gpu.visible import AMD, Listed
 from vllm_vitals.records.gpu import Gpu, Reading
 
@@ -81,9 +82,9 @@ class AmdGpu:
         self._history = history
         self._family = family
 
-    def read(self, clock: float, pause: Pause) -> Reading:
+    def read(self, clock: float) -> Reading:
         """Return what the device says at monotonic seconds `clock`; raises LostError or DownError."""
-        pause()
+        checkpoint()
         said = self._ask(messages.Request(self.gpu.id, clock)).said
         if said is None:
             raise DownError("the process that asks AMD SMI answers something else")
@@ -93,7 +94,7 @@ class AmdGpu:
         self._history.vital = said.vital
         if said.missing:
             log_once(logging.INFO, "%s %s does not tell: %s", self.gpu.name or "GPU", self.gpu.id, said.missing)
-        pause()
+        checkpoint()
         reading, ours = said.reading, self._family.members(said.processes)
         if ours:  # in a container the processes may be out of sight: that is not 0
             reading.process_memory = sum(said.processes[pid] for pid in ours)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vllm_vitals._util.log import LOGGER, log_once
-from vllm_vitals.gpu.source import Device, DownError, LostError, NoDriverError, Pause, Source
+from vllm_vitals.gpu.source import Device, DownError, LostError, NoDriverError, Source
 from vllm_vitals.gpu.visible import Listed
 from vllm_vitals.records.gpu import FAILED, Gpu, Reading
 from vllm_vitals.records.placement import NOBODY, Owner
@@ -50,11 +50,11 @@ class Fleet:
         self._due: float | None = -1.0
         """Monotonic seconds at which to open the source, `None` while all is well."""
 
-    def read(self, pause: Pause) -> list[Reading]:
+    def read(self) -> list[Reading]:
         """Return what each device says; one that cannot be read is marked as failed."""
         if self._due is not None and self._now() >= self._due:
             self._open()
-        readings = [self._ask(member, pause) for member in self._members.values()]
+        readings = [self._ask(member) for member in self._members.values()]
         if self._due is None and all(reading.state != FAILED for reading in readings):
             self._delay = 0.0
         return readings
@@ -122,10 +122,10 @@ class Fleet:
         except LostError as error:
             self._lose(member, str(error))
 
-    def _ask(self, member: Member, pause: Pause) -> Reading:
+    def _ask(self, member: Member) -> Reading:
         reading = None
         try:
-            reading = member.device.read(self._now(), pause) if member.device else None
+            reading = member.device.read(self._now()) if member.device else None
         except LostError as error:
             self._lose(member, str(error))
         except DownError as error:

@@ -3,7 +3,6 @@
 from vllm_vitals.gpu.counters import Counters, History
 from vllm_vitals.gpu.nvml_handle import Handle
 from vllm_vitals.gpu.processes import Family
-from vllm_vitals.gpu.source import Pause
 from vllm_vitals.records.gpu import (
     CLOCKS,
     DEGRADED,
@@ -48,9 +47,9 @@ class NvmlDevice:
         self._family = family
         self._limits: dict[tuple[str, str], float] | None = None
 
-    def read(self, clock: float, pause: Pause) -> Reading:
+    def read(self, clock: float) -> Reading:
         """Return what the device says at monotonic seconds `clock`; raises LostError or DownError."""
-        self._handle.begin(pause)
+        self._handle.begin()
         reading, counters = Reading(self.gpu), Counters()
         self._read_memory(reading)
         self._read_utilization(reading)

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.gpu.nvml_library import Library
-from vllm_vitals.gpu.source import AbsentError, DownError, LostError, Pause, TransientError
+from vllm_vitals.gpu.source import AbsentError, DownError, LostError, TransientError
 from vllm_vitals.records.gpu import Gpu
 
 
@@ -20,13 +21,12 @@ class Handle:
         self._absent: dict[str, list[str]] = {}
         """Why a value cannot be had, for each way to get it that was tried."""
         self._lacking: set[str] = set()
-        self._pause: Pause = lambda: None
         self._answered = False
         self._trouble = ""
 
-    def begin(self, pause: Pause) -> None:
-        """Begin a reading; `pause` is called between calls."""
-        self._pause, self._answered, self._trouble = pause, False, ""
+    def begin(self) -> None:
+        """Begin a reading."""
+        self._answered, self._trouble = False, ""
 
     def ask(self, key: str, *calls: tuple[Any, ...]) -> Any:
         """Return what the first of some functions gives that this device has, `None` without a value.
@@ -35,7 +35,7 @@ class Handle:
         """
         tried = self._absent.get(key, [])
         for name, *args in calls[len(tried) :]:
-            self._pause()
+            checkpoint()
             try:
                 value = self._library.call(name, self._handle, *args)
             except AbsentError as error:
@@ -53,7 +53,7 @@ class Handle:
     def fields(self, fields: Mapping[str, tuple[int, int]]) -> dict[str, float]:
         """Return the values of fields, by number and scope, that are there, with one call for all of them."""
         wanted = {key: field for key, field in fields.items() if key not in self._lacking}
-        self._pause()
+        checkpoint()
         values: list[float | Exception] = []
         try:
             values = self._library.fields(self._handle, list(wanted.values())) if wanted else []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from vllm_vitals._util.log import LOGGER, log_once
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.gpu.amd_source import AmdSource
 from vllm_vitals.gpu.choice import EVERY, VENDORS, Choice, vendors
 from vllm_vitals.gpu.fleet import Fleet
@@ -29,8 +29,8 @@ IDLE_REST = 5.0
 class Sink(Protocol):
     """Where samples go: the collector."""
 
-    def add(self, records: Sequence[Sample], pause: Callable[[], None]) -> None:
-        """Take samples, oldest first; `pause` is to be called between small pieces of work."""
+    def add(self, records: Sequence[Sample]) -> None:
+        """Take samples, oldest first."""
 
 
 class Sampler:
@@ -61,13 +61,13 @@ class Sampler:
         self._stopped = threading.Event()
         self._stopped.set()
 
+    @paced()
     def sample(self) -> bool:
         """Take one sample, and tell whether there was anything to sample; else nothing is told."""
-        pause = Pace().breathe
-        readings = [reading for fleet in self._fleets for reading in fleet.read(pause)]
+        readings = [reading for fleet in self._fleets for reading in fleet.read()]
         self._tell()
         if readings:
-            self._sink.add([Sample(time.time(), time.monotonic(), readings)], pause)
+            self._sink.add([Sample(time.time(), time.monotonic(), readings)])
         return bool(readings)
 
     def _tell(self) -> None:

@@ -1,12 +1,10 @@
 """What every kind of GPU offers to the sampler, and the ways in which it may fail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from vllm_vitals.gpu.visible import Listed
 from vllm_vitals.records.gpu import Gpu, Reading
-
-Pause = Callable[[], None]
 
 
 class DownError(Exception):
@@ -36,8 +34,8 @@ class Device(Protocol):
     def gpu(self) -> Gpu:
         """Which device this is."""
 
-    def read(self, clock: float, pause: Pause) -> Reading:
-        """Return what it says at monotonic seconds `clock`; `pause` is called between small pieces of work.
+    def read(self, clock: float) -> Reading:
+        """Return what it says at monotonic seconds `clock`.
 
         Raises:
             LostError: when the device is not there any more.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from vllm_vitals._util.bounds import shown
 from vllm_vitals._util.clock import epoch
 from vllm_vitals._util.log import LOGGER, log_once
-from vllm_vitals._util.pacing import Pace, let_go
+from vllm_vitals._util.pacing import let_go, paced
 from vllm_vitals.ingest.detach_watch import Watch
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import Gone, Health, Record, Rejection, Sleep, Step
@@ -38,15 +38,15 @@ COMPLAIN = 60.0
 LONGEST_VALUE = 200
 """Characters of a value of vLLM's that are shown."""
 
-Read = Callable[[list[Any], float, Callable[[], None]], Sequence[Record]]
-"""Takes, and empties, what a tap held, Unix seconds at the monotonic clock's 0, and what to call between pieces of work."""
+Read = Callable[[list[Any], float], Sequence[Record]]
+"""Takes, and empties, what a tap held, and Unix seconds at the monotonic clock's 0."""
 
 
 class Sink(Protocol):
     """Where records go: the collector in this process, or the way to another."""
 
-    def add(self, records: Sequence[Record], pause: Callable[[], None]) -> None:
-        """Take records, oldest first; `pause` is to be called between small pieces of work."""
+    def add(self, records: Sequence[Record]) -> None:
+        """Take records, oldest first."""
 
     def flush(self, until: float) -> None:
         """Take note that all has been told up to `until`, monotonic seconds."""
@@ -112,42 +112,42 @@ class Feed:
         silent = time.monotonic() - self.drained
         return f"the feeder has not drained for {silent:.0f} s" if silent >= SILENT else ""
 
+    @paced()
     def drain(self) -> None:
         """Take in everything that waits."""
-        pause = Pace().breathe
         begun = time.monotonic()
         with self._draining:
             for source in list(self._sources):
                 if source.over():  # what it has left by now is all
                     source.tap.orphaned = True
-                self._read_waiting(source, pause)
+                self._read_waiting(source)
                 records, source.records = source.records, []
-                self._sink.add(records, pause)
-                let_go(records, pause)
-                self._sink.add(list(_events(source)), pause)
+                self._sink.add(records)
+                let_go(records)
+                self._sink.add(list(_events(source)))
                 if source.tap.orphaned and not source.tap.queue:
-                    self._let_go(source, pause)
-            self._report(pause)
+                    self._let_go(source)
+            self._report()
             self._sink.flush(begun - UNDER_WAY)
             self.drained = time.monotonic()
 
+    @paced()
     def _gather(self) -> float:
         """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together.
 
         What is written down already holds no objects of vLLM's, and can wait as it is.
         """
-        pause = Pace().breathe
         with self._draining:
-            return sum(self._read_waiting(source, pause) for source in list(self._sources) if source.tap.write is None)
+            return sum(self._read_waiting(source) for source in list(self._sources) if source.tap.write is None)
 
-    def _let_go(self, source: Source, pause: Callable[[], None]) -> None:
+    def _let_go(self, source: Source) -> None:
         """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""
-        self._report(pause)
+        self._report()
         source.tap.close()
         self._sources.remove(source)
         served = {(other.model, engine) for other in self._sources for engine in other.engines}
         gone = [Gone(source.model, engine) for engine in source.engines if (source.model, engine) not in served]
-        self._sink.add(gone, pause)
+        self._sink.add(gone)
 
     def stop(self, timeout: float = 1.0) -> None:
         """Drain once more and end the thread, in at most `timeout` seconds."""
@@ -177,25 +177,25 @@ class Feed:
             wait = min(due - time.monotonic(), wait / max(filled, 1e-3), LOOK)
             wait = max(min(SHORTEST_WAIT, self._interval), wait)
 
-    def _read_waiting(self, source: Source, pause: Callable[[], None]) -> float:
+    def _read_waiting(self, source: Source) -> float:
         """Read what waits in a tap and return how much it was."""
         waiting, known = len(source.tap.queue), len(source.records)
         for first in range(0, waiting, BATCH):
-            source.records += self._read(source, min(waiting - first, BATCH), pause)
+            source.records += self._read(source, min(waiting - first, BATCH))
         numbers = sum(map(_numbers, source.records[known:]))
         return max(waiting / BATCH, numbers / NUMBERS)
 
-    def _read(self, source: Source, count: int, pause: Callable[[], None]) -> Sequence[Record]:
+    def _read(self, source: Source, count: int) -> Sequence[Record]:
         """Take so many calls from a tap and read them."""
         calls = [source.tap.queue.popleft() for _ in range(count)]
         try:
-            return source.read(calls, epoch(), pause)
+            return source.read(calls, epoch())
         except BaseException:  # noqa: BLE001 - an object of vLLM's may raise anything; the next steps count again
             self._errors["read"] += count
             log_once(logging.ERROR, "%d steps could not be read and are left out", count, key="read", traceback=True)
             return []
 
-    def _report(self, pause: Callable[[], None]) -> None:
+    def _report(self) -> None:
         """Tell the sink what the hooks and the feeder have been through since the last time."""
         health = Health(process=self._process)
         for source in self._sources:
@@ -212,7 +212,7 @@ class Feed:
             self._complained = time.monotonic()
             LOGGER.warning("The feeder cannot keep up: %d steps were dropped (vitals.steps.dropped)", health.dropped)
         if health != Health(process=self._process):
-            self._sink.add([health], pause)
+            self._sink.add([health])
 
 
 def _events(source: Source) -> Iterator[Record]:

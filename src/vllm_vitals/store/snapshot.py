@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.store.cells import Cell, Reading
 from vllm_vitals.store.store import Store
@@ -15,14 +16,13 @@ Snapshot = list[tuple[Metric[Any], list[Series]]]
 
 def snapshot(
     store: Store,
-    pause: Callable[[], None],
     wanted: Callable[[Metric[Any]], bool] = lambda _: True,
     known: Mapping[Cell, int] | None = None,
 ) -> Snapshot:
     """Return all series of the wanted metrics as they are between two records.
 
     The lock is held all the time, so that no record is added meanwhile: whoever adds waits for it, which vLLM's event
-    loop never does. `pause` is called in between, as where records are added. `known`: versions that need no reading.
+    loop never does. `known`: versions that need no reading.
     """
     have = known or {}
     found: Snapshot = []
@@ -36,7 +36,7 @@ def snapshot(
                     series.append((key, cell, None))
                 else:
                     series.append((key, cell, cell.read()))
-                    pause()
+                    checkpoint()
             found.append((family.metric, series))
-            pause()
+            checkpoint()
     return found

@@ -1,10 +1,11 @@
 """The state behind every exporter: a family for each metric, a cell for each label set, all bounded."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from vllm_vitals._util.labels import label as fit
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
 from vllm_vitals.records.step import OTHER
 from vllm_vitals.store.cells import Cell, HistogramCell, NumberCell, Rejects, fault
@@ -124,12 +125,12 @@ class Store:
         self._families = {metric: Family(metric, self.rejects, exponential=exponential) for metric in metrics}
         self._histograms = [family for family in self if isinstance(family.metric, Histogram)]
 
-    def settle(self, pause: Callable[[], None]) -> None:
+    def settle(self) -> None:
         """Sort what the histograms have pending into their buckets, giving the lock up between them."""
         for family in self._histograms:
             with self.lock:
                 family.settle()
-            pause()
+            checkpoint()
 
     def __getitem__(self, metric: Metric[Any]) -> Family:
         return self._families[metric]

@@ -3,9 +3,10 @@
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.records.step import Record
 from vllm_vitals.transport.courier import Courier
 from vllm_vitals.transport.messages import PROTOCOL, Hello
@@ -49,17 +50,14 @@ class Sender:
         """Begin to connect, on another thread; what is added before waits."""
         self._courier.start()
 
-    def add(self, records: Sequence[Record], pause: Callable[[], None] = lambda: None) -> None:
-        """Take records, oldest first; they leave with the next flush, or when there are enough for a batch.
-
-        `pause` is called between small pieces of work.
-        """
+    def add(self, records: Sequence[Record]) -> None:
+        """Take records, oldest first; they leave with the next flush, or when there are enough for a batch."""
         with self._adding:
             for record in records:
                 self._packer.add(record)
                 if self._packer.full:
                     self._seal()
-                pause()
+                checkpoint()
 
     def flush(self, until: float) -> None:
         """Let everything leave that was added: this is all up to `until`, monotonic seconds.

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from vllm_vitals._util.labels import named
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.vllm.folded import MANY, fold, unfold
 
 MOST_INT = 2**62
@@ -104,12 +105,10 @@ class Fields:
                 return self._each(values, field)
         return array("d")
 
-    def lists(
-        self, lists: Sequence[Any], field: str, pause: Callable[[], None] = lambda: None
-    ) -> "list[array[float] | None]":
+    def lists(self, lists: Sequence[Any], field: str) -> "list[array[float] | None]":
         """Return many iterables of numbers as `floats` does, `None` for one in which there is none.
 
-        Short lists are read as one: `pause` is called between long ones.
+        Short lists are read as one.
         """
         if _are_short(lists):
             joined = quickly(list(chain.from_iterable(lists)))
@@ -119,19 +118,17 @@ class Fields:
         read = []
         for each in lists:
             read.append(self.floats(each, field) or None)
-            pause()
+            checkpoint()
         return read
 
-    def repeated(
-        self, lists: Sequence[Any], field: str, pause: Callable[[], None] = lambda: None
-    ) -> "list[tuple[array[float] | None, int]]":
+    def repeated(self, lists: Sequence[Any], field: str) -> "list[tuple[array[float] | None, int]]":
         """Return the same, each with how many times its numbers count: of a long list of one number it is there once."""
         if _are_short(lists):
-            return [(each, 1) for each in self.lists(lists, field, pause)]
+            return [(each, 1) for each in self.lists(lists, field)]
         read = []
         for each in lists:
             read.append(self._repeated(each, field))
-            pause()
+            checkpoint()
         return read
 
     def _repeated(self, values: Any, field: str) -> "tuple[array[float] | None, int]":

@@ -1,12 +1,13 @@
 """vLLM's stats of finished requests to `Finished`: many at once, as they are a third of what there is to read of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from itertools import islice
 from operator import le
 from typing import Any
 
 from vllm_vitals._util.labels import label
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.records.step import CLOCK_SLACK, Finished, Floats, Step
 from vllm_vitals.vllm.fields import Fields, Table
 
@@ -30,10 +31,10 @@ class FinishedReader:
         self._names: dict[type, dict[Any, str]] = {}
         """Names of the members of enums."""
 
-    def read(self, ended: Sequence[tuple[Step, list[Any]]], pause: Callable[[], None]) -> None:
-        """Put into each step what ended in it; `pause` is called between small pieces of work."""
+    def read(self, ended: Sequence[tuple[Step, list[Any]]]) -> None:
+        """Put into each step what ended in it."""
         rows = self._table.read([request for _, requests in ended for request in requests])
-        pause()
+        checkpoint()
         if (usual := self._usual(rows, [step.time for step, requests in ended for _ in requests])) is not None:
             made = iter(usual)
             for step, requests in ended:
@@ -42,7 +43,7 @@ class FinishedReader:
         unusual = iter(rows)
         for step, requests in ended:
             step.finished = tuple([self._finished(next(unusual), step) for _ in requests])
-            pause()
+            checkpoint()
 
     def _usual(self, rows: Sequence[Row], times: Sequence[float]) -> list[Finished] | None:
         """Return requests of which each ran its course and all is told, `None` if one may not have."""

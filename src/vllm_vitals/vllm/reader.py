@@ -5,10 +5,11 @@ ignored, one of an unexpected type is left out and complained of. Nothing here i
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.cache import MULTIMODAL_HITS, PREFIX_HITS
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.ingest.step_queue import Call
@@ -100,11 +101,11 @@ class Reader:
             connector=dialect.connector,
         )
 
-    def read(self, calls: list[Call], epoch: float, pause: Callable[[], None] = lambda: None) -> list[Step]:
+    def read(self, calls: list[Call], epoch: float) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
 
         `calls` is emptied: vLLM's objects are let go of one by one, as freeing a million numbers at once takes long.
-        `epoch`: Unix seconds when the monotonic clock was 0. `pause` is called between small pieces of work.
+        `epoch`: Unix seconds when the monotonic clock was 0.
         """
         clocks, schedulers, iterations, multimodals, engines = map(list, zip(*calls, strict=True))
         calls.clear()
@@ -114,27 +115,27 @@ class Reader:
             Step(self._model, _engine(engine), epoch + clock, clock, clock - self._born)
             for clock, engine in zip(clocks, engines, strict=True)
         ]
-        pause()
-        self._read_schedulers(steps, schedulers, pause)
-        self._read_iterations(steps, iterations, pause)
+        checkpoint()
+        self._read_schedulers(steps, schedulers)
+        self._read_iterations(steps, iterations)
         for step, multimodal in zip(steps, multimodals, strict=True):
             if multimodal is not None:
                 (step.multimodal_cache,) = self._caches([step], [multimodal], MULTIMODAL_HITS)
         return steps
 
-    def _read_schedulers(self, steps: Sequence[Step], stats: list[Any], pause: Callable[[], None]) -> None:
+    def _read_schedulers(self, steps: Sequence[Step], stats: list[Any]) -> None:
         steps, stats = _given(steps, stats)
         if not steps:
             return
         rows = self._schedulers.read(stats)
-        pause()
+        checkpoint()
         cached, prefix = _given(steps, [row[PREFIX] for row in rows])
         for step, use in zip(cached, self._caches(cached, prefix, PREFIX_HITS), strict=True):
             step.prefix_cache = use
-        pause()
+        checkpoint()
         for step, row in zip(steps, rows, strict=True):
             self._read_scheduler(step, *row)
-            pause()
+            checkpoint()
         if self._details and not hasattr(stats[-1], "iteration_details"):
             self._details = False  # before 0.26 the option only logs
 
@@ -239,15 +240,15 @@ class Reader:
             "decode": fields.count(details, "num_generation_tokens") or 0,
         }
 
-    def _read_iterations(self, steps: Sequence[Step], stats: list[Any], pause: Callable[[], None]) -> None:
+    def _read_iterations(self, steps: Sequence[Step], stats: list[Any]) -> None:
         steps, stats = _given(steps, stats)
         if not steps:
             return
         rows = self._outputs.read(stats)
-        pause()
-        self._read_lists(steps, rows, pause)
+        checkpoint()
+        self._read_lists(steps, rows)
         prompts = iter(self._prompts.read([prompt for *_, prompt, _ in rows if prompt is not None]))
-        pause()
+        checkpoint()
         ended: list[tuple[Step, list[Any]]] = []
         for step, each, row in zip(steps, _emptying(stats), _emptying(rows), strict=True):
             self._read_iteration(step, row)
@@ -260,9 +261,9 @@ class Reader:
                 step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
             if not self._fields.is_empty(finished):
                 ended.append((step, self._listed(finished)))
-            pause()
+            checkpoint()
         if ended:
-            self._finished.read(ended, pause)
+            self._finished.read(ended)
 
     def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
         begun, generated, preempted, corrupted, *watermarks, _, _, _, _, _, _ = row
@@ -273,15 +274,15 @@ class Reader:
             found = zip(WATERMARKS.values(), watermarks, strict=True)
             step.watermarks = {status: count for status, count in found if count}
 
-    def _read_lists(self, steps: Sequence[Step], rows: Sequence[Sequence[Any]], pause: Callable[[], None]) -> None:
+    def _read_lists(self, steps: Sequence[Step], rows: Sequence[Sequence[Any]]) -> None:
         first = -2 - len(LISTS)
         for place, (name, into) in enumerate(LISTS.items(), first):
             lists, field = [row[place] for row in rows], f"IterationStats.{name}"
             if name == LATENCIES:
-                for step, repeated in zip(steps, self._fields.repeated(lists, field, pause), strict=True):
+                for step, repeated in zip(steps, self._fields.repeated(lists, field), strict=True):
                     step.inter_token_latencies, step.inter_token_repeats = repeated
                 continue
-            for step, values in zip(steps, self._fields.lists(lists, field, pause), strict=True):
+            for step, values in zip(steps, self._fields.lists(lists, field), strict=True):
                 setattr(step, into, values)
 
     def _processing(self, step: Step, begun: float | None) -> float | None:

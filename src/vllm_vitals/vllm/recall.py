@@ -1,12 +1,13 @@
 """What serving processes left unread is read here, where nobody waits for it."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.log import log_once
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.ingest.drain import complain
 from vllm_vitals.records.step import Dialect, Health, Record, Step, Unread
 from vllm_vitals.vllm.reader import Reader
@@ -27,27 +28,27 @@ class _Speaker:
         self._dropped = 0
         self._reader = Reader.of(dialect, self._complain)
 
-    def read(self, records: Sequence[Unread], epoch: float, pause: Callable[[], None]) -> Iterator[Record]:
+    def read(self, records: Sequence[Unread], epoch: float) -> Iterator[Record]:
         """Yield the steps, and what was wrong with them."""
         for some in _portions(records):
-            yield from self._read(some, epoch, pause)
+            yield from self._read(some, epoch)
         if self._errors:
             yield Health(dropped=self._dropped, errors={"read": self._errors}, process=self.dialect.process)
             self._errors = self._dropped = 0
 
-    def _read(self, records: Sequence[Unread], epoch: float, pause: Callable[[], None]) -> Sequence[Step]:
+    def _read(self, records: Sequence[Unread], epoch: float) -> Sequence[Step]:
         """Return the steps of records: of all, or of all that can be read."""
         errors = self._errors
         try:
             calls = []
             for record in records:
                 calls.append(recall(record.content, record.clock, self.dialect.reasons))
-                pause()
-            return self._reader.read(calls, epoch, pause)
+                checkpoint()
+            return self._reader.read(calls, epoch)
         except Exception as error:  # noqa: BLE001 - whatever the other end sent; the next steps count again
             if len(records) > 1:
                 self._errors = errors
-                return [step for record in records for step in self._read([record], epoch, pause)]
+                return [step for record in records for step in self._read([record], epoch)]
             self._errors, self._dropped = errors + 1, self._dropped + 1
             log_once(
                 logging.ERROR,
@@ -81,7 +82,7 @@ class Recall:
         self._speakers: dict[tuple[str, int], _Speaker] = {}
         """By the process, and the number that it gave an `AsyncLLM`."""
 
-    def read(self, process: str, records: Sequence[Record], epoch: float, pause: Callable[[], None]) -> list[Record]:
+    def read(self, process: str, records: Sequence[Record], epoch: float) -> list[Record]:
         """Return records in which everything is read; `epoch`: Unix seconds when the monotonic clock was 0."""
         if not any(isinstance(record, Unread | Dialect) for record in records):
             return list(records)
@@ -91,7 +92,7 @@ class Recall:
                 for dialect in group:
                     self._learn(process, dialect)
             elif kind is Unread:
-                known += self._of(process, tap, list(group), epoch, pause)
+                known += self._of(process, tap, list(group), epoch)
             else:
                 known += group
         return known
@@ -104,9 +105,9 @@ class Recall:
     def _learn(self, process: str, dialect: Any) -> None:
         self._speakers[process, dialect.tap] = _Speaker(dialect)
 
-    def _of(self, process: str, tap: int, told: list[Any], epoch: float, pause: Callable[[], None]) -> Iterator[Record]:
+    def _of(self, process: str, tap: int, told: list[Any], epoch: float) -> Iterator[Record]:
         speaker = self._speakers.get((process, tap))
         if speaker is None:  # it did not keep to the rules
             yield Health(dropped=len(told), errors={"wire": len(told)})
             return
-        yield from speaker.read(told, epoch, pause)
+        yield from speaker.read(told, epoch)

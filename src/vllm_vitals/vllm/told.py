@@ -5,7 +5,7 @@ objects is one; what is in it is judged by the reader.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,16 +142,14 @@ class Bearer:
         self._tap = tap
         self._reader = reader
 
-    def bear(
-        self, calls: list[Call | Written], epoch: float, pause: Callable[[], None] = lambda: None
-    ) -> list[Unread | Step]:
+    def bear(self, calls: list[Call | Written], epoch: float) -> list[Unread | Step]:
         """Return the records of calls of `record()`, oldest first. See `Reader.read`, which takes the same."""
         records: list[Unread | Step] = []
         for call in calls:
             if len(call) == 2:  # noqa: PLR2004 - it is written down
                 records.append(Unread(self._tap, *call))
             else:
-                records += self._reader.read([call], epoch, pause)
+                records += self._reader.read([call], epoch)
         calls.clear()
         return records
 

@@ -1,11 +1,12 @@
 """vLLM's series as ours: the same numbers, under the metrics and labels of the catalogue."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from prometheus_client.core import Metric as NativeMetric
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog import Gauge, Metric
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.vllm_page.corrections import CORRECTIONS, Found, Mapped, Shown, derived
@@ -16,7 +17,7 @@ from vllm_vitals.vllm_page.series import Labels, NativeSeries, read
 STARTED = "process_start_time_seconds"
 
 
-def relevant(families: Iterable[NativeMetric], pause: Callable[[], None] = lambda: None) -> Iterator[NativeSeries]:
+def relevant(families: Iterable[NativeMetric]) -> Iterator[NativeSeries]:
     """Yield the series of a page that ours can be had from, with when they began, and what is derived from them."""
     known = list(families)
     started = next((family.samples[0].value for family in known if family.name == STARTED and family.samples), None)
@@ -25,7 +26,7 @@ def relevant(families: Iterable[NativeMetric], pause: Callable[[], None] = lambd
         for each in read(family):
             if each.name in NAMES and (each.kind == "gauge" or math.isfinite(each.value)):
                 found[each.name, each.labels] = each if each.created is not None else each._replace(created=started)
-        pause()
+        checkpoint()
     for each in found.values():
         yield each
         yield from derived(each)

@@ -13,7 +13,7 @@ from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.bounds import shown as shown_value
 from vllm_vitals._util.http import DownloadError, download, shown
 from vllm_vitals._util.log import keep_out
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import checkpoint, paced
 from vllm_vitals._util.redact import Redactor, of_url
 from vllm_vitals.vllm_page.trust import Trust
 
@@ -32,7 +32,6 @@ HEAD = re.compile(r"# (?:HELP|TYPE|UNIT) (\S+)")
 SAMPLE = r"(?=(?:_total|_created|_bucket|_count|_sum|_info|_gcount|_gsum)?[{ ])"
 COUNTING = ("counter", "histogram", "summary")
 
-Pause = Callable[[], None]
 LONGEST_REASON = 800
 """Characters of why a page cannot be had; they hold two URLs and a peer's words at most."""
 
@@ -44,9 +43,8 @@ class PageError(Exception):
 class _Lines:
     """The lines of a page, one by one, so that it is known which of them a parser was given last."""
 
-    def __init__(self, text: str, pause: Pause) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._pause = pause
         self.number = 0
         self.latest = ""
 
@@ -61,15 +59,15 @@ class _Lines:
                 raise PageError(f"it has more than {MOST_LINES} lines")
             line = self._text[start:end]
             self.latest = line.rstrip("\n")
-            self._pause()
+            checkpoint()
             yield line
             start = end
 
 
-def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | None = None) -> list[NativeMetric]:
+def fetch(url: str, timeout: float, trust: Trust | None = None) -> list[NativeMetric]:
     """Return the families of the page at a URL, which must come within so many seconds.
 
-    `trust`: the system's roots unless it is given. `pause` is called between small pieces of work.
+    `trust`: the system's roots unless it is given.
 
     Raises:
         DownloadError: when there is no page.
@@ -80,7 +78,7 @@ def fetch(url: str, timeout: float, pause: Pause = lambda: None, trust: Trust | 
     except DownloadError as error:
         raise DownloadError(_without_secrets(url, error)) from error.__cause__
     try:
-        return parse(page.content, page.type, pause)
+        return parse(page.content, page.type)
     except PageError as error:
         raise PageError(f"{shown(url)}: {_without_secrets(url, error)}") from None  # its own words may hold one
 
@@ -89,7 +87,7 @@ def _without_secrets(url: str, error: Exception) -> str:
     return clean(Redactor(of_url(url)).clean(str(error)), LONGEST_REASON)
 
 
-def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> list[NativeMetric]:
+def parse(content: bytes, content_type: str) -> list[NativeMetric]:
     """Return the families of a page, in the format that its Content-Type, or its last line, says.
 
     Raises:
@@ -103,14 +101,14 @@ def parse(content: bytes, content_type: str, pause: Pause = lambda: None) -> lis
     except UnicodeDecodeError as error:
         raise PageError(f"it is no UTF-8: {error}") from error
     if kind == OPENMETRICS or text.endswith(END):
-        return _families(text, _openmetrics_families, pause)
+        return _families(text, _openmetrics_families)
     if not text.endswith("\n"):
         raise PageError(f"it ends in the middle of a line: {_quoted(text[text.rfind(chr(10)) + 1 :])}")
-    return list(_whole(_families(text, text_families, pause)))
+    return list(_whole(_families(text, text_families)))
 
 
-def _families(text: str, parser: Callable[[Any], Iterable[NativeMetric]], pause: Pause) -> list[NativeMetric]:
-    lines = _Lines(text, pause)
+def _families(text: str, parser: Callable[[Any], Iterable[NativeMetric]]) -> list[NativeMetric]:
+    lines = _Lines(text)
     try:
         found = list(parser(lines))
     except PageError:
@@ -176,13 +174,13 @@ class Page:
         self.time = 0.0
         """Unix time at which it came, 0 when none did yet."""
 
-    def refresh(self, pause: Pause = lambda: None) -> None:
+    def refresh(self) -> None:
         """Get the page anew; when that fails the one before stays.
 
         Raises:
             DownloadError, PageError: as `fetch` does.
         """
-        self._families = fetch(self._url, self._timeout, pause, self._trust)
+        self._families = fetch(self._url, self._timeout, self._trust)
         self.time = time.time()
 
     def fresh(self) -> "Page":
@@ -191,7 +189,8 @@ class Page:
         Raises:
             DownloadError, PageError: as `fetch` does.
         """
-        self.refresh(Pace().breathe)
+        with paced():
+            self.refresh()
         return self
 
     def collect(self) -> list[NativeMetric]:

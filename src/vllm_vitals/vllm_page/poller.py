@@ -7,7 +7,7 @@ import time
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError, shown
 from vllm_vitals._util.log import LOGGER, log_once
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG, engine
 from vllm_vitals.catalog.metric import Key
@@ -69,12 +69,12 @@ class Poller:
         """Return why nothing will ever come in, `""` while that is not so."""
         return "" if self._thread.is_alive() else f"the thread that fetches {self._shown} has ended"
 
+    @paced()
     def poll(self) -> None:
         """Fetch once and take in what came; gauges go while nothing comes."""
-        pause = Pace().breathe
         try:
-            self._page.refresh(pause)
-            self._source.take(self._page.collect(), self._page.time, pause)
+            self._page.refresh()
+            self._source.take(self._page.collect(), self._page.time)
         except (DownloadError, PageError) as error:
             self._fail(error)
         else:

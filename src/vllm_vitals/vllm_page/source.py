@@ -1,10 +1,11 @@
 """Pages of vLLM's in a store of ours, for every exporter to show."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client.core import Metric as NativeMetric
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog import Gauge, Metric
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.store.cells import HistogramCell
@@ -26,12 +27,12 @@ class NativeSource:
         """What the cell of each counter and histogram was made to hold."""
         self._gauges: set[Scoped] = set()
 
-    def take(self, families: Iterable[NativeMetric], time: float, pause: Callable[[], None] = lambda: None) -> None:
+    def take(self, families: Iterable[NativeMetric], time: float) -> None:
         """Take in a page of this Unix time; no families when there is none any more.
 
         Counters and histograms never fall, and stay when they are gone from the page; gauges go.
         """
-        totals = (self._totals.total(each) for each in relevant(families, pause))
+        totals = (self._totals.total(each) for each in relevant(families))
         found = mapped(each for each in totals if each is not None)
         gauges: dict[Scoped, dict[Key, float]] = {}
         with self._store.lock:  # nobody sees a part of a page: what is on it together belongs together
@@ -41,7 +42,7 @@ class NativeSource:
                     gauges.setdefault((metric, scope), {})[own] = each.value
                 else:
                     self._count(metric, key, each)
-                    pause()
+                    checkpoint()
             self._show(gauges, time)
 
     def _show(self, gauges: dict[Scoped, dict[Key, float]], time: float) -> None:

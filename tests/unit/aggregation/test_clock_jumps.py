@@ -111,8 +111,10 @@ def test_a_process_is_gone_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatc
 
 def test_what_decides_anything_reads_the_monotonic_clock() -> None:
     """The way of a step and the elections: only its time of day, which is shown, comes from the host's clock."""
-    modules = [*SOURCE.glob("wire/*.py"), *SOURCE.glob("feed/*.py")]
-    modules += [SOURCE / name for name in ("election.py", "host.py", "link.py", "collector/merge.py", "vllm/life.py")]
+    modules = [*SOURCE.glob("transport/*.py"), *SOURCE.glob("ingest/*.py"), *SOURCE.glob("deployment/*.py")]
+    modules += [
+        SOURCE / name for name in ("_util/clock.py", "_util/directory.py", "aggregation/merge.py", "vllm/life.py")
+    ]
     readers = {path.name for path in modules if any(_reads_the_hosts_clock(path))}
     assert readers == {"clock.py"}
 

@@ -79,9 +79,9 @@ def live(seed: int) -> None:
         if number % 10 == 0:
             for renderer in renderers:
                 renderer.forget()
-                shown = b"".join(renderer.render(lambda: None)).decode()
+                shown = b"".join(renderer.render()).decode()
                 assert shown.count("\nvllm_lora_requests{") == len(cells)
-            builder.acknowledge(builder.build(lambda: None))
+            builder.acknowledge(builder.build())
     assert len(seen) > 950
     assert crowded > 100
     assert not family.cells or number % 100 >= 25
@@ -92,5 +92,5 @@ def live(seed: int) -> None:
     for renderer in renderers:
         renderer.forget()
         assert not any("adapter-" in str(place) for kept in (renderer._kept, renderer._prefixes) for place in kept)
-    builder.acknowledge(builder.build(lambda: None))
+    builder.acknowledge(builder.build())
     assert not any("adapter-" in str(place) for place in builder._acknowledged)

@@ -53,7 +53,7 @@ def read(amd: AmdSource, identity: str, *clocks: float) -> list[Reading]:
     """Return what a device says at some times, the source just opened."""
     amd.open()
     device = amd.device(identity)
-    return [device.read(clock, lambda: None) for clock in clocks]
+    return [device.read(clock) for clock in clocks]
 
 
 @pytest.mark.usefixtures("driver")
@@ -107,7 +107,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, amd):
     driver.plug(0)
     amd.open()
     device = amd.device(A)
-    first = device.read(100.0, lambda: None)
+    first = device.read(100.0)
     assert first.energy == 0.0
     assert first.errors == {"corrected": 0.0, "uncorrected": 0.0, "deferred": 0.0}
     assert first.io == {("xgmi", "receive"): 0.0, ("xgmi", "transmit"): 0.0}
@@ -118,7 +118,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, amd):
         metrics__hbm_thm_residency_acc=40_000, metrics__xgmi_read_data_acc__0=1100, metrics__xgmi_read_data_acc__1=2400,
         metrics__xgmi_write_data_acc__0=5003,
     )  # fmt: skip
-    second = device.read(110.0, lambda: None)
+    second = device.read(110.0)
     assert second.energy == pytest.approx(6.1)  # 400 000 counts of 15.25 uJ
     assert second.errors == {"corrected": 2.0, "uncorrected": 1.0, "deferred": 0.0}
     assert second.io == {("xgmi", "receive"): 500 * 1024, ("xgmi", "transmit"): 3 * 1024}
@@ -139,20 +139,20 @@ def test_energy_is_reckoned_from_the_power_where_it_is_not_counted(driver, amd, 
     driver.plug(0, energy=silence, metrics__current_socket_power=200)
     amd.open()
     device = amd.device(A)
-    assert device.read(100.0, lambda: None).energy == 0.0
+    assert device.read(100.0).energy == 0.0
     driver.plug(0, energy=silence, metrics__current_socket_power=300)
-    assert device.read(102.0, lambda: None).energy == 500.0  # a mean of 250 W over 2 s
+    assert device.read(102.0).energy == 500.0  # a mean of 250 W over 2 s
 
 
 def test_energy_is_not_reckoned_when_the_counter_is_silent_once(driver, amd):
     driver.plug(0)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     driver.plug(0, energy=stub.BUSY)
-    assert device.read(101.0, lambda: None).energy is None
+    assert device.read(101.0).energy is None
     driver.plug(0, energy=41_000_000)
-    assert device.read(102.0, lambda: None).energy == pytest.approx(610.0)
+    assert device.read(102.0).energy == pytest.approx(610.0)
 
 
 OLDER: dict[str, Any] = {
@@ -166,13 +166,13 @@ def test_older_devices(driver, amd):
     driver.plug(0, **OLDER)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
-    said = device.read(102.0, lambda: None)
+    device.read(100.0)
+    said = device.read(102.0)
     assert said.power == 250
     assert said.temperatures == {"gpu": 51, "memory": 58}
     assert said.throttled == {"unspecified": 2.0}  # amdsmi tells no more of the bits
     driver.plug(0, **{**OLDER, "metrics__indep_throttle_status": 0})
-    assert device.read(103.0, lambda: None).throttled == {"unspecified": 0.0}
+    assert device.read(103.0).throttled == {"unspecified": 0.0}
 
 
 def test_device_without_metrics_is_asked_for_its_values_one_by_one(driver, amd):
@@ -195,7 +195,7 @@ def test_what_is_not_supported_is_absent_and_told_once(driver, amd, caplog):
     amd.open()
     device = amd.device(A)
     for clock in (100.0, 101.0, 120.0):
-        said = device.read(clock, lambda: None)
+        said = device.read(clock)
         assert said.power_limit is said.memory_activity is None
         assert (said.errors, said.clocks, said.temperatures) == ({}, {"memory": 1.3e9}, {"gpu": 66})
         assert (said.state, said.power) == (OK, 650)
@@ -210,9 +210,9 @@ def test_what_is_absent_is_asked_for_again_when_the_library_is_opened_anew(drive
     driver.plug(0, energy=stub.NO_PERM, metrics=None)
     amd.open()
     device = amd.device(A)
-    assert device.read(100.0, lambda: None).power is None
+    assert device.read(100.0).power is None
     driver.plug(0)
-    assert device.read(101.0, lambda: None).power is None
+    assert device.read(101.0).power is None
     (said,) = read(amd, A, 102.0)
     assert said.power == 650
 
@@ -222,19 +222,19 @@ def test_what_fails_once_is_asked_for_again(driver, amd, error):
     driver.plug(0, metrics=error, **{f"clock.{stub.GFX}": error})
     amd.open()
     device = amd.device(A)
-    said = device.read(100.0, lambda: None)
+    said = device.read(100.0)
     assert (said.power, said.clocks) == (None, {"memory": 1.3e9})
     driver.plug(0)
-    assert device.read(101.0, lambda: None).power == 650
+    assert device.read(101.0).power == 650
 
 
 def test_what_costs_more_is_asked_for_each_ten_seconds(driver, amd):
     driver.plug(0)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     driver.plug(0, ecc="9 0 0", power_cap=500_000_000, processes=f"{os.getpid()}:1", used=GIB)
-    soon, later = device.read(109.0, lambda: None), device.read(110.0, lambda: None)
+    soon, later = device.read(109.0), device.read(110.0)
     assert (soon.errors["corrected"], soon.power_limit, soon.process_memory, soon.memory_usage) == (0, 750, 5000, GIB)
     assert (later.errors["corrected"], later.power_limit, later.process_memory) == (6, 500, 1)
 
@@ -280,7 +280,7 @@ def test_partitions_tell_their_load_and_their_gpu_the_rest(driver, amd, second):
     other = "cccccccc-0000-1000-8000-cccccccccccc"
     assert [gpu.id for gpu in amd.open()] == [f"{A}/0", f"{A}/1", other]
     assert amd.device(f"{A}/1").gpu == Gpu(f"{A}/1", f"{NAME} DPX", "AMD", A, "1", driver="6.14.14")
-    said = {name: amd.device(name).read(100.0, lambda: None) for name in (f"{A}/0", f"{A}/1", A, other)}
+    said = {name: amd.device(name).read(100.0) for name in (f"{A}/0", f"{A}/1", A, other)}
     assert [reading.utilization for reading in said.values()] == [0.5, 0.1, 0.87, 0.87]
     assert [reading.power for reading in said.values()] == [None, None, 650, 650]
     assert [reading.memory_limit for reading in said.values()] == [None, None, 192 * GIB, 192 * GIB]
@@ -298,21 +298,21 @@ def test_device_that_tells_nothing_any_more_is_lost(driver, amd, error):
     driver.plug(0)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     driver.say({"0": error})
     with pytest.raises(LostError, match="AMDSMI_STATUS"):
-        device.read(101.0, lambda: None)
+        device.read(101.0)
 
 
 def test_device_of_which_its_driver_alone_still_tells_is_lost(driver, amd):
     driver.plug(0)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     gone = {name: stub.IO for name in stub.MI300X if name.startswith(("metrics", "clock", "temperature", "energy"))}
     driver.say({f"0.{name}": error for name, error in gone.items()})
     with pytest.raises(LostError, match="sensors answers: AMDSMI_STATUS_IO"):
-        device.read(101.0, lambda: None)
+        device.read(101.0)
     with pytest.raises(
         LostError, match="sensors answers: AMDSMI_STATUS_IO"
     ):  # and stays so, however often the library is opened
@@ -335,13 +335,13 @@ def test_reading_that_is_given_up_loses_nothing_of_the_counters(driver, amd):
     driver.plug(0, energy=1_000_000)
     amd.open()
     device = amd.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     driver.plug(0, energy=2_000_000)
     driver.say({"0": stub.BUSY})
     with pytest.raises(LostError):
-        device.read(101.0, lambda: None)
+        device.read(101.0)
     driver.say({"0": None, "0.energy": 3_000_000})
-    assert device.read(102.0, lambda: None).energy == pytest.approx(30.5)
+    assert device.read(102.0).energy == pytest.approx(30.5)
 
 
 def test_device_that_is_not_there_cannot_be_had(driver, amd):
@@ -378,4 +378,4 @@ def test_driver_that_goes_away_is_down(driver, amd):
     device = amd.device(A)
     driver.say({"0": stub.DRIVER_NOT_LOADED})
     with pytest.raises(DownError, match="DRIVER_NOT_LOADED"):
-        device.read(100.0, lambda: None)
+        device.read(100.0)

@@ -41,7 +41,7 @@ class Watched:
 
     def read(self, after: float = 1.0) -> list:
         self.now += after
-        return self.fleet.read(lambda: None)
+        return self.fleet.read()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def read(nvml: Nvml, identity: str, *clocks: float) -> list[Reading]:
     """Return what a device says at some times, the source just opened."""
     nvml.open()
     device = nvml.device(identity)
-    return [device.read(clock, lambda: None) for clock in clocks]
+    return [device.read(clock) for clock in clocks]
 
 
 def test_devices_are_listed_and_described(driver, nvml):
@@ -66,7 +66,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, nvml):
     driver.plug(0)
     nvml.open()
     device = nvml.device(A)
-    first = device.read(100.0, lambda: None)
+    first = device.read(100.0)
     assert first.energy == 0.0
     assert first.errors == {"corrected": 0.0, "uncorrected": 0.0}
     assert set(first.io.values()) == {0.0}
@@ -75,7 +75,7 @@ def test_counters_tell_what_came_since_the_reading_before(driver, nvml):
         0, energy=1_825_000, reasons=0x4 | 0x20 | 0x1,
         **{"ecc.0.0": 5, "ecc.1.0": 1, f"field.138.{EVERY_LINK}": 1500, f"field.139.{EVERY_LINK}": 3001},
     )  # fmt: skip
-    second = device.read(102.0, lambda: None)
+    second = device.read(102.0)
     assert second.energy == 825.0  # 412.5 W over 2 s
     assert second.errors == {"corrected": 2.0, "uncorrected": 1.0}
     assert second.throttled == {**dict.fromkeys(NVIDIA_REASONS, 0.0), "sw_power_cap": 2.0, "sw_thermal_slowdown": 2.0}
@@ -97,20 +97,20 @@ def test_energy_is_reckoned_from_the_power_where_it_is_not_counted(driver, nvml)
     driver.plug(0, energy=stub.NOT_SUPPORTED, power=200_000)
     nvml.open()
     device = nvml.device(A)
-    assert device.read(100.0, lambda: None).energy == 0.0
+    assert device.read(100.0).energy == 0.0
     driver.plug(0, energy=stub.NOT_SUPPORTED, power=300_000)
-    assert device.read(102.0, lambda: None).energy == 500.0  # a mean of 250 W over 2 s
+    assert device.read(102.0).energy == 500.0  # a mean of 250 W over 2 s
 
 
 def test_energy_is_not_reckoned_when_the_counter_is_silent_once(driver, nvml):
     driver.plug(0)
     nvml.open()
     device = nvml.device(A)
-    device.read(100.0, lambda: None)
+    device.read(100.0)
     driver.plug(0, energy=stub.TIMEOUT)
-    assert device.read(101.0, lambda: None).energy is None
+    assert device.read(101.0).energy is None
     driver.plug(0, energy=1_900_000)
-    assert device.read(102.0, lambda: None).energy == 900.0
+    assert device.read(102.0).energy == 900.0
 
 
 def test_what_is_not_supported_is_absent_and_told_once(driver, nvml, caplog):
@@ -121,7 +121,7 @@ def test_what_is_not_supported_is_absent_and_told_once(driver, nvml, caplog):
     nvml.open()
     device = nvml.device(A)
     for clock in (100.0, 101.0):
-        said = device.read(clock, lambda: None)
+        said = device.read(clock)
         assert said.utilization is said.memory_activity is said.power_limit is None
         assert said.temperatures == {"gpu": 66}
         assert said.clocks == {"memory": 2.619e9}
@@ -137,9 +137,9 @@ def test_what_is_absent_is_asked_for_again_when_the_library_is_opened_anew(drive
     driver.plug(0, power=stub.NO_PERMISSION)
     nvml.open()
     device = nvml.device(A)
-    assert device.read(100.0, lambda: None).power is None
+    assert device.read(100.0).power is None
     driver.plug(0)
-    assert device.read(101.0, lambda: None).power is None
+    assert device.read(101.0).power is None
     (said,) = read(nvml, A, 102.0)
     assert said.power == 412.5
 
@@ -149,10 +149,10 @@ def test_what_fails_once_is_asked_for_again(driver, nvml, error):
     driver.plug(0, power=error, **{"clock.1": error})
     nvml.open()
     device = nvml.device(A)
-    said = device.read(100.0, lambda: None)
+    said = device.read(100.0)
     assert (said.power, said.clocks) == (None, {"memory": 2.619e9})
     driver.plug(0)
-    assert device.read(101.0, lambda: None).power == 412.5
+    assert device.read(101.0).power == 412.5
 
 
 def test_driver_that_does_not_know_the_newer_structure_of_the_memory(driver, nvml):
@@ -203,7 +203,7 @@ def test_mig_device_tells_of_its_memory_and_its_gpu_of_the_rest(driver, nvml):
     assert (part.memory_usage, part.memory_limit, part.process_memory) == (GIB, 10 * GIB, 77)
     assert part.utilization is part.power is part.energy is None
     assert (part.temperatures, part.clocks, part.io) == ({}, {}, {})
-    whole = nvml.device(A).read(100.0, lambda: None)
+    whole = nvml.device(A).read(100.0)
     assert (whole.utilization, whole.power) == (None, 412.5)
     assert {link for link, _ in whole.io} == {"nvlink"}
 
@@ -214,7 +214,7 @@ def test_device_that_gives_nothing_but_trouble_is_lost(driver, nvml):
     device = nvml.device(A)
     driver.say({"0": stub.UNKNOWN})
     with pytest.raises(LostError, match="Unknown"):
-        device.read(100.0, lambda: None)
+        device.read(100.0)
 
 
 @pytest.mark.parametrize("error", [stub.LOST, "!16", "!28"])
@@ -224,7 +224,7 @@ def test_device_that_is_gone_says_so(driver, nvml, error):
     device = nvml.device(A)
     driver.say({"0": error})
     with pytest.raises(LostError):
-        device.read(100.0, lambda: None)
+        device.read(100.0)
 
 
 @pytest.mark.parametrize("place", ["clock.2", "ecc.1.0", "rows"])
@@ -233,7 +233,7 @@ def test_device_that_goes_in_the_middle_of_a_reading_loses_nothing_of_its_counte
     read(nvml, A, 100.0)
     driver.plug(0, energy=2_000_000, **{f"field.138.{EVERY_LINK}": 1500, place: stub.LOST})
     with pytest.raises(LostError):
-        nvml.device(A).read(101.0, lambda: None)
+        nvml.device(A).read(101.0)
     driver.plug(0, energy=3_000_000, **{f"field.138.{EVERY_LINK}": 1600})
     (said,) = read(nvml, A, 107.0)
     assert (said.energy, said.io["nvlink", "transmit"]) == (2000.0, 600 * 1024)
@@ -243,7 +243,7 @@ def test_field_that_says_the_device_is_gone_counts(driver, nvml):
     driver.plug(0, **{"field.82.0": stub.LOST})
     nvml.open()
     with pytest.raises(LostError):
-        nvml.device(A).read(100.0, lambda: None)
+        nvml.device(A).read(100.0)
 
 
 def test_device_that_is_not_there_cannot_be_had(driver, nvml):
@@ -280,7 +280,7 @@ def test_driver_that_goes_away_is_down(driver, nvml):
     device = nvml.device(A)
     driver.say({"0": stub.DRIVER_NOT_LOADED})
     with pytest.raises(DownError):
-        device.read(100.0, lambda: None)
+        device.read(100.0)
 
 
 def test_library_is_shut_down_as_often_as_it_is_opened(driver, nvml):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.nvml import stub
 from tests.waiting import wait_until
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.gpu import amd_source
 from vllm_vitals.gpu.fleet import Fleet
 from vllm_vitals.gpu.sampler import Sampler, sampler
@@ -28,9 +29,9 @@ class Sink:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
 
-    def add(self, records, pause) -> None:
+    def add(self, records) -> None:
         self.samples += records
-        pause()
+        checkpoint()
 
 
 class Readers:
@@ -42,8 +43,8 @@ class Readers:
         self.say = say
         self.closed = threading.Event()
 
-    def read(self, pause) -> list[Reading]:
-        pause()
+    def read(self) -> list[Reading]:
+        checkpoint()
         return self.say()
 
     def found(self) -> str:
@@ -200,7 +201,7 @@ assert "pynvml" not in sys.modules
 
 class Sink:
     samples = []
-    def add(self, records, pause):
+    def add(self, records):
         self.samples += records
 
 made = sampler(Sink(), 1.0)

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.ingest.drain import BATCH, NUMBERS, Feed, Source
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import Floats, Record, Step
@@ -19,7 +20,7 @@ class Sink:
         self.complete = threading.Event()
         self._expected = expected
 
-    def add(self, records: Sequence[Record], pause: Callable[[], None]) -> None:  # noqa: ARG002
+    def add(self, records: Sequence[Record]) -> None:
         self.clocks += [record.clock for record in records if isinstance(record, Step)]
         if len(self.clocks) >= self._expected:
             self.complete.set()
@@ -28,8 +29,8 @@ class Sink:
         self.until.append(until)
 
 
-def read(calls: list[Any], epoch: float, pause: Callable[[], None]) -> list[Step]:
-    pause()
+def read(calls: list[Any], epoch: float) -> list[Step]:
+    checkpoint()
     return [Step("m", "0", epoch + clock, clock, 0.0) for clock, *_ in calls]
 
 

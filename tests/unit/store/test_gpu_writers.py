@@ -35,7 +35,7 @@ class Kept:
 
     def page(self) -> dict[str, float]:
         """Return what a scrape shows, by series."""
-        text = b"".join(Renderer(self.store, openmetrics=False).render(lambda: None)).decode()
+        text = b"".join(Renderer(self.store, openmetrics=False).render()).decode()
         lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return {series: float(value) for series, _, value in lines}
 

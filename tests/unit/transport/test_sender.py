@@ -124,8 +124,8 @@ def said(caplog: pytest.LogCaptureFixture, text: str) -> int:
 def test_what_is_added_arrives_with_a_flush(collecting: Collect, sending: Send) -> None:
     collector, sender = collecting(), sending("7")
     wait_until(lambda: sender.connected)
-    sender.add([facts(), *numbered(0, 3)], lambda: None)
-    sender.add([ASLEEP], lambda: None)
+    sender.add([facts(), *numbered(0, 3)])
+    sender.add([ASLEEP])
     sender.flush(5.0)
     wait_until(lambda: len(collector.records) == 5)
     (peer, records, until) = collector.told[-1]
@@ -156,14 +156,14 @@ def test_what_the_socket_takes_at_once_wakes_no_thread(
     woken: list[courier.Wake] = []
     monkeypatch.setattr(courier.Wake, "set", lambda self: woken.append(self))  # noqa: PLW0108 - a method
     for number in range(20):
-        sender.add(numbered(number, number + 1), lambda: None)
+        sender.add(numbered(number, number + 1))
         sender.flush(float(number))
         wait_until(lambda number=number: collector.steps == list(range(number + 1)))
     assert woken == []
     with collector.holding:  # more than the socket holds is the thread's to bring
-        sender.add(numbered(20, 60, inter_token_latencies=Floats("d", LATENCIES.tobytes())), lambda: None)
+        sender.add(numbered(20, 60, inter_token_latencies=Floats("d", LATENCIES.tobytes())))
         for number in range(20, 60):
-            sender.add(numbered(100, 104, inter_token_latencies=Floats("d", LATENCIES.tobytes())), lambda: None)
+            sender.add(numbered(100, 104, inter_token_latencies=Floats("d", LATENCIES.tobytes())))
             sender.flush(float(number))
         assert woken != []
 
@@ -176,7 +176,7 @@ def test_who_left_is_noticed_by_who_sends_and_the_next_one_has_it_all(scripted: 
         deliver(conn, encode(Refusal("enough")))
         conn.close()
         time.sleep(0.05)
-    sender.add(numbered(0, 3), lambda: None)
+    sender.add(numbered(0, 3))
     sender.flush(1.0)
     conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "second", 0))
     with conn:
@@ -212,8 +212,8 @@ def test_much_leaves_in_pieces_without_a_flush(collecting: Collect, sending: Sen
 
 def test_who_connects_says_first_what_is_so(collecting: Collect, sending: Send) -> None:
     first, sender = collecting("first"), sending()
-    sender.add([facts("0"), facts("1"), facts("2", max_num_seqs=1), ASLEEP], lambda: None)
-    sender.add([Gone("m", "1"), facts("2", max_num_seqs=2), Rejection("m", "full")], lambda: None)
+    sender.add([facts("0"), facts("1"), facts("2", max_num_seqs=1), ASLEEP])
+    sender.add([Gone("m", "1"), facts("2", max_num_seqs=2), Rejection("m", "full")])
     sender.flush(1.0)
     wait_until(lambda: Rejection("m", "full") in first.records)
     first.receiver.stop()
@@ -226,7 +226,7 @@ def test_a_new_collector_gets_what_nobody_said_to_have(scripted: Scripted, sendi
     sender = sending()
     conn, frames, _ = scripted.accept(Welcome(PROTOCOL, "first", 0))
     for number in (1, 2, 3):
-        sender.add([step(float(number))], lambda: None)
+        sender.add([step(float(number))])
         sender.flush(1.0)
     for number in (1, 2):
         assert from_client(receive(conn, frames)).sequence == number
@@ -239,11 +239,11 @@ def test_a_new_collector_gets_what_nobody_said_to_have(scripted: Scripted, sendi
 
 def test_the_same_collector_does_not_get_again_what_it_has(scripted: Scripted, sending: Send) -> None:
     sender = sending()
-    sender.add(numbered(0, 2), lambda: None)
+    sender.add(numbered(0, 2))
     sender.flush(1.0)
     conn, _, first = scripted.accept(Welcome(PROTOCOL, "collector", 0))
     conn.close()
-    sender.add(numbered(2, 4), lambda: None)
+    sender.add(numbered(2, 4))
     sender.flush(2.0)
     conn, frames, second = scripted.accept(Welcome(PROTOCOL, "collector", 1))
     assert from_client(receive(conn, frames)).records == numbered(2, 4)
@@ -256,7 +256,7 @@ def test_without_room_the_oldest_are_dropped_and_that_is_told(
 ) -> None:
     sender = sending("3", ROOM)
     for number in range(0, 1000, 10):
-        sender.add(numbered(number, number + 10, inter_token_latencies=LATENCIES), lambda: None)
+        sender.add(numbered(number, number + 10, inter_token_latencies=LATENCIES))
         sender.flush(1.0)
         assert sender._outbox._size <= ROOM
     assert 800 < sender.dropped < 1000
@@ -275,13 +275,13 @@ def test_rarer_records_survive_that_their_steps_are_dropped(collecting: Collect,
     collector, sender = collecting(), sending()
     wait_until(lambda: sender.connected)
     with collector.holding:
-        sender.add(numbered(0, 10), lambda: None)
+        sender.add(numbered(0, 10))
         sender.flush(1.0)
         for number in range(10, 500, 10):
-            sender.add(numbered(number, number + 10, inter_token_latencies=LATENCIES), lambda: None)
+            sender.add(numbered(number, number + 10, inter_token_latencies=LATENCIES))
             if number == 100:
                 rare = [facts("5"), Rejection("m", "full", 3), Health(dropped=2, hook_time=0.5)]
-                sender.add([*rare, Gone("m", "6")], lambda: None)
+                sender.add([*rare, Gone("m", "6")])
             sender.flush(1.0)
     wait_until(lambda: sender._outbox.idle)
     sender.flush(2.0)
@@ -297,7 +297,7 @@ def test_rarer_records_survive_that_their_steps_are_dropped(collecting: Collect,
 
 def test_a_step_that_cannot_be_sent_is_counted(collecting: Collect, sending: Send) -> None:
     collector, sender = collecting(), sending()
-    sender.add([step(1.0), step(running=1 << 70), step(2.0)], lambda: None)
+    sender.add([step(1.0), step(running=1 << 70), step(2.0)])
     sender.flush(1.0)
     wait_until(lambda: collector.steps == [1, 2])
     assert collector.dropped == sender.dropped == 1
@@ -308,7 +308,7 @@ def test_a_step_that_cannot_be_read_does_not_stop_the_others(
 ) -> None:
     collector, sender = collecting(), sending()
     for number, running in enumerate([1, "many", 2]):
-        sender.add([step(float(number), running=running)], lambda: None)
+        sender.add([step(float(number), running=running)])
         sender.flush(1.0)
     wait_until(lambda: collector.steps == [0, 2])
     wait_until(lambda: sender._outbox.idle)
@@ -355,7 +355,7 @@ def test_without_a_welcome_nothing_is_sent(
     scripted: Scripted, sending: Send, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = sending()
-    sender.add([step()], lambda: None)
+    sender.add([step()])
     sender.flush(1.0)
     conn, frames, _ = scripted.accept(answer)
     wait_until(lambda: said(caplog, "is away") == 1)
@@ -372,7 +372,7 @@ def test_a_collector_that_talks_nonsense_is_left(scripted: Scripted, sending: Se
     sender = sending()
     conn, _, _ = scripted.accept(Welcome(PROTOCOL, "c", 0))
     conn.sendall(garbage)
-    sender.add([step()], lambda: None)
+    sender.add([step()])
     sender.flush(1.0)
     while conn.recv(1000):
         pass
@@ -419,7 +419,7 @@ def test_many_small_batches_do_not_block_both_sides(collecting: Collect, sending
     """The collector does not read on while nobody hears what it has taken."""
     sender = sending(buffer=64 * ROOM)
     for number in range(3000):
-        sender.add([step(float(number))], lambda: None)
+        sender.add([step(float(number))])
         sender.flush(1.0)
     collector = collecting()
     wait_until(lambda: collector.steps == list(range(3000)))
@@ -427,7 +427,7 @@ def test_many_small_batches_do_not_block_both_sides(collecting: Collect, sending
 
 def test_the_last_records_leave_before_the_end(collecting: Collect, sending: Send) -> None:
     collector, sender = collecting(), sending()
-    sender.add(numbered(0, 3), lambda: None)
+    sender.add(numbered(0, 3))
     sender.stop(5.0)
     assert collector.steps == [0, 1, 2]
     assert not sender.connected
@@ -436,7 +436,7 @@ def test_the_last_records_leave_before_the_end(collecting: Collect, sending: Sen
 
 def test_the_end_waits_for_a_collector_that_comes_back(collecting: Collect, sending: Send) -> None:
     sender = sending()
-    sender.add(numbered(0, 3), lambda: None)
+    sender.add(numbered(0, 3))
     made: list[Collecting] = []
     threading.Timer(0.2, lambda: made.append(collecting())).start()
     sender.stop(5.0)
@@ -446,7 +446,7 @@ def test_the_end_waits_for_a_collector_that_comes_back(collecting: Collect, send
 @pytest.mark.parametrize("away", [True, False])
 def test_the_end_does_not_wait_for_ever(collecting: Collect, sending: Send, away: bool) -> None:  # noqa: FBT001
     sender = sending()
-    sender.add(numbered(0, 3), lambda: None)
+    sender.add(numbered(0, 3))
     collector = None if away else collecting()
     if collector is not None:
         collector.holding.acquire()
@@ -461,7 +461,7 @@ def test_the_end_does_not_wait_for_ever(collecting: Collect, sending: Send, away
 
 def test_a_sender_that_never_began_ends() -> None:
     sender = Sender(Path("/nowhere/s"), "0", ROOM)
-    sender.add([step()], lambda: None)
+    sender.add([step()])
     sender.stop(5.0)
 
 
@@ -492,7 +492,7 @@ def test_a_failure_of_our_own_in_who_sends_is_the_threads_to_overcome(
         raise RuntimeError
 
     monkeypatch.setattr(sender._outbox, "next", fail)
-    sender.add(numbered(0, 3), lambda: None)
+    sender.add(numbered(0, 3))
     sender.flush(2.0)
     wait_until(lambda: collector.steps == [0, 1, 2])
     assert said(caplog, "Sending to the collector failed") == 1
@@ -503,7 +503,7 @@ def test_two_threads_may_add(collecting: Collect, sending: Send) -> None:
 
     def add(engine: str) -> None:
         for number in range(500):
-            sender.add(numbered(number, number + 1, engine=engine, inter_token_latencies=LATENCIES), lambda: None)
+            sender.add(numbered(number, number + 1, engine=engine, inter_token_latencies=LATENCIES))
             sender.flush(1.0)
 
     threads = [threading.Thread(target=add, args=[str(engine)]) for engine in range(2)]

@@ -222,7 +222,7 @@ def at_once(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -
 
 def by_wire(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -> list[Record]:  # noqa: ARG001
     """Read what is told elsewhere, as bytes."""
-    return Recall().read("p", sent(dialect, *(Unread(0, each[0], write(each)) for each in calls)), EPOCH, lambda: None)
+    return Recall().read("p", sent(dialect, *(Unread(0, each[0], write(each)) for each in calls)), EPOCH)
 
 
 def of_steps(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -> list[Record]:
@@ -462,7 +462,7 @@ def test_a_report_is_read_as_it_was_told(keep: Callable[..., Any]) -> None:
     reader = Reader.of(dialect, lambda *_: None)
     calls: list[Any] = list(tap.queue)
     if keep is write:
-        records = Recall().read("p", [dialect, *Bearer(0, reader).bear(calls, EPOCH)], EPOCH, lambda: None)
+        records = Recall().read("p", [dialect, *Bearer(0, reader).bear(calls, EPOCH)], EPOCH)
     else:
         records = list(reader.read(calls, EPOCH))
     collector = Collector(Settings())

@@ -56,7 +56,7 @@ def ended(requests: list[list[dict[str, Any]]]) -> list[tuple[Step, list[Any]]]:
 
 def read(reader: FinishedReader, requests: list[list[dict[str, Any]]]) -> list[tuple[str, Any]]:
     given_ = ended(requests)
-    reader.read(given_, lambda: None)
+    reader.read(given_)
     return [(repr(step.finished), step.first_token_latencies) for step, _ in given_]
 
 
@@ -74,7 +74,7 @@ def test_usual_ones_keep_to_their_steps() -> None:
     first, second, none = ended(
         [[{}, {"finish_reason": Reason.LENGTH, "request_id": "s"}], [{"num_prompt_tokens": 20}], []]
     )
-    of().read([first, second, none], lambda: None)
+    of().read([first, second, none])
     assert first[0].finished == (
         Finished("stop", 0.0, 3.0, 0.5, 0.5, 2.0, 2.5, 0.2, 10, 11, 4, 16, 0, "r"),
         Finished("length", 0.0, 3.0, 0.5, 0.5, 2.0, 2.5, 0.2, 10, 11, 4, 16, 0, "s"),
@@ -85,7 +85,7 @@ def test_usual_ones_keep_to_their_steps() -> None:
 
 def test_one_that_was_cut_off_costs_the_others_nothing() -> None:
     ((step, requests),) = ended([[{}, {"num_generation_tokens": 0, "queued_time": -1.0}]])
-    of().read([(step, requests)], lambda: None)
+    of().read([(step, requests)])
     usual, cut_off = step.finished
     assert (usual.prefill, usual.decode) == (0.5, 2.0)
     assert (cut_off.queue, cut_off.prefill, cut_off.decode, cut_off.time_per_output_token) == (None,) * 4

@@ -25,7 +25,7 @@ def test_the_error_of_a_step_that_cannot_be_read(
         raise ValueError("two\nlines" + "x" * 5000)
 
     monkeypatch.setattr(recall, "recall", fail)
-    list(_Speaker(Dialect("m", born=0.0)).read([Unread(0, 1.0, b"")], 0.0, lambda: None))
+    list(_Speaker(Dialect("m", born=0.0)).read([Unread(0, 1.0, b"")], 0.0))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "ValueError: two lines" in line
     assert len(line) < 500

@@ -58,7 +58,7 @@ def told(calls: list[Any], dialect: Dialect) -> tuple[list[Record], list[Record]
         tap.record(*call)
     kept = [(clock, *kept[1:]) for (clock, *_), kept in zip(calls, tap.queue, strict=True)]
     sent = [dialect, *Bearer(dialect.tap, Reader.of(dialect, quiet)).bear(kept, EPOCH)]
-    return sent, Recall().read("p", over_the_wire(sent), EPOCH, lambda: None)
+    return sent, Recall().read("p", over_the_wire(sent), EPOCH)
 
 
 def at_once(calls: list[Any], dialect: Dialect) -> list[Step]:

@@ -191,6 +191,6 @@ def test_a_page_is_pushed_as_its_registry_would_be() -> None:
         page.refresh()
 
     def pushed(source: Any) -> set[Any]:
-        return set(native_series(source, lambda: None, "vllm:prompt_tokens".__eq__))
+        return set(native_series(source, "vllm:prompt_tokens".__eq__))
 
     assert pushed(page) == pushed(vllm.registry) != set()

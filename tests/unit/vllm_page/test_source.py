@@ -45,7 +45,7 @@ class Sidecar:
     def see(self, name: str, engine: str = "0", **labels: str) -> float | None:
         wanted = {"model_name": "m", "engine": engine, **labels}
         self._renderer.forget()
-        page = b"".join(self._renderer.render(lambda: None)).decode()
+        page = b"".join(self._renderer.render()).decode()
         found = [
             sample.value
             for family in text_string_to_metric_families(page)
@@ -239,7 +239,7 @@ def test_label_values_stay_capped() -> None:
 def test_a_push_has_the_buckets_of_the_page_where_exponential_ones_are_wanted() -> None:
     sidecar = Sidecar(exponential=True).take(serve(1, 0.5, 3.0))
     build = PointBuilder(sidecar.store, temporality="delta", exponential=True, started=1.0, fresh=60.0)
-    (metric,) = [metric for metric in build.build(lambda: None).metrics if metric.name == "vllm.request.duration"]
+    (metric,) = [metric for metric in build.build().metrics if metric.name == "vllm.request.duration"]
     point: Any = metric.data.data_points[0]
     assert (list(point.bucket_counts), point.count, point.sum) == ([1, 1, 0], 2, 3.5)
 

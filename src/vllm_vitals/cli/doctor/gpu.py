@@ -102,7 +102,7 @@ def _answer(source: Source, identity: str) -> tuple[str, str]:
     try:
         device = source.device(identity)
         name = f"{device.gpu.name or 'GPU'} {identity}"
-        device.read(time.monotonic(), lambda: None)
+        device.read(time.monotonic())
     except LostError as error:
         return identity, str(error)
     return name, ""

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vllm_vitals._util.labels import fit
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.exporters.otlp.points import Described, Series, State
 from vllm_vitals.vllm_page.series import read
 
-Pause = Callable[[], None]
 
-
-def native_series(registry: Any, pause: Pause, apart: Callable[[str], bool]) -> Iterator[Series]:
+def native_series(registry: Any, apart: Callable[[str], bool]) -> Iterator[Series]:
     """Yield the series of a registry, or a page, except families whose name is set `apart`."""
     for family in registry.collect():
         if not apart(family.name):
             for each in read(family):
                 described = Described(each.name, fit(family.documentation), family.unit, each.kind)
                 yield Series(described, each.labels, State(each.value, each.counts), bounds=each.bounds)
-        pause()
+        checkpoint()

@@ -18,7 +18,7 @@ from vllm_vitals._util.background import Apart, Outcome
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError
 from vllm_vitals._util.log import LOGGER, keep_out, log_once
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import OtlpSettings, Settings
@@ -75,7 +75,7 @@ class OtlpExporter:
             exponential=settings.histograms == "exponential",
             started=started,
             fresh=fresh,
-            more=self._more if native else lambda _: (),
+            more=self._more if native else tuple,
         )
         keep_out(target.redactor)
         self._native = Apart(partial(_read, native), "vitals-bridge") if native else None
@@ -124,14 +124,14 @@ class OtlpExporter:
     def abandon(self) -> None:
         """Do nothing: no thread of ours survives a fork, and a lock may be held for ever in its child."""
 
+    @paced()
     def push(self, timeout: float) -> Answer:
         """Build one push, send it, and take note of what came of it."""
         start = time.perf_counter()
-        pause = Pace().breathe
         self._whole = True
         try:
-            self._collector.refresh(pause)
-            push = self._points.build(pause)
+            self._collector.refresh()
+            push = self._points.build()
             answer = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
             self._collector.error("export", "A push could not be built", key="otlp-build")
@@ -144,7 +144,7 @@ class OtlpExporter:
         self._tell(answer)
         return answer
 
-    def _more(self, _: Callable[[], None]) -> Iterator[Series]:
+    def _more(self) -> Iterator[Series]:
         """Yield vLLM's own series; a registry that cannot be read, or that takes long, does not cost ours."""
         found = self._native.latest(self._bear_with) if self._native else Outcome[Series]()
         if found is None:
@@ -235,7 +235,7 @@ class OtlpExporter:
 
     def _data(self, push: Push) -> MetricsData:
         scope = InstrumentationScope("vllm_vitals", vllm_vitals.__version__)
-        metrics: Any = Paced(push.metrics, Pace().breathe)
+        metrics: Any = Paced(push.metrics)
         return MetricsData([ResourceMetrics(self._identity.resource(), [ScopeMetrics(scope, metrics, "")], "")])
 
     def _tell(self, answer: Answer) -> None:
@@ -315,8 +315,9 @@ def otlp_exporter(
 def _read(registry: Callable[[], Any]) -> Iterator[Series]:
     """Yield the series of vLLM's registry, each gauge with the time at which it was read: it may have to wait."""
     own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
-    for series in native_series(registry(), Pace().breathe, own.__contains__):
-        yield series._replace(seen=time.time())
+    with paced():
+        for series in native_series(registry(), own.__contains__):
+            yield series._replace(seen=time.time())
 
 
 def _ended(thread: threading.Thread, seconds: float) -> bool:
@@ -324,6 +325,7 @@ def _ended(thread: threading.Thread, seconds: float) -> bool:
     return not thread.is_alive()
 
 
+@paced()
 def _deliver(transport: Transport, data: MetricsData, answers: list[Answer], given_up: threading.Event) -> None:
     try:
         answers.append(transport.send(data))

@@ -21,6 +21,7 @@ from opentelemetry.sdk.metrics.export import Gauge as GaugePoints
 from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
 from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.store.cells import Cell, Exemplar, HistogramCell
 from vllm_vitals.store.exponential import Exponential
@@ -28,20 +29,18 @@ from vllm_vitals.store.snapshot import snapshot
 from vllm_vitals.store.store import Store
 
 NANO = 1_000_000_000
-Pause = Callable[[], None]
 T = TypeVar("T")
 
 
 class Paced(list[T], Generic[T]):
     """A list that gives the interpreter up while it is read: the encoder reads it point by point."""
 
-    def __init__(self, items: list[T], pause: Pause) -> None:
+    def __init__(self, items: list[T]) -> None:
         super().__init__(items)
-        self._pause = pause
 
     def __iter__(self) -> Iterator[T]:
         for item in super().__iter__():
-            self._pause()
+            checkpoint()
             yield item
 
 
@@ -111,7 +110,7 @@ class PointBuilder:
         exponential: bool,
         started: float,
         fresh: float,
-        more: Callable[[Pause], Iterable[Series]] = lambda _: (),
+        more: Callable[[], Iterable[Series]] = tuple,
     ) -> None:
         """Take note of how to build.
 
@@ -134,20 +133,20 @@ class PointBuilder:
         self._floor = 0
         """Where a difference begins whose beginning by the system's clock is yet to come."""
 
-    def build(self, pause: Pause) -> Push:
+    def build(self) -> Push:
         """Return what is to be sent now."""
         push = Push([], time.time_ns(), time.monotonic_ns())
         self._set_back(push)
         points: dict[Described, list[Any]] = {}
-        for series in chain(self._own(push.time, pause), self._more(pause)):
+        for series in chain(self._own(push.time), self._more()):
             push.series[series.metric.name, series.labels] = series
             point = self._point(series, push.time)
             if point is not None:
                 points.setdefault(series.metric, []).append(point)
                 push.points += 1
-            pause()
+            checkpoint()
         for metric, made in points.items():
-            data = self._data(metric.kind, made[0], Paced(made, pause))
+            data = self._data(metric.kind, made[0], Paced(made))
             push.metrics.append(OtelMetric(metric.name, metric.help, metric.unit, data))
         return push
 
@@ -168,9 +167,9 @@ class PointBuilder:
             self._started = push.time - max(push.monotonic - self._born, 1)
         self._floor = push.time - max(push.monotonic - self._latest, 1)
 
-    def _own(self, now: int, pause: Pause) -> Iterator[Series]:
+    def _own(self, now: int) -> Iterator[Series]:
         """Yield the store's series as they are at this moment."""
-        for metric, shown in snapshot(self._store, pause):
+        for metric, shown in snapshot(self._store):
             described = Described(metric.name, metric.help, metric.unit, metric.kind)
             for key, cell, read in shown:
                 reading: Any = read  # with nothing known before, all are read
@@ -182,7 +181,7 @@ class PointBuilder:
                 )
                 exemplars = tuple(reading.exemplars.values())
                 yield Series(described, labels, state, bounds, cell, self._seen(metric, cell, now), exemplars)
-            pause()
+            checkpoint()
 
     def _seen(self, metric: Metric[Any], cell: Cell, now: int) -> float | None:
         """Return when a gauge was observed: the step's time while steps come, else now."""

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector as RegistryCollector
 from vllm_vitals._util.background import Apart
 from vllm_vitals._util.labels import fit, fits
 from vllm_vitals._util.log import log_once
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import checkpoint, paced
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.exporters.prometheus.limits import MEDIA_RANGES, QUERY_FIELDS
 from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
@@ -74,7 +74,8 @@ class ScrapeApp:
         """Render a page for so many readers; for one thread."""
         start = time.perf_counter()
         try:
-            body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
+            with paced():
+                body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
         except Exception as error:  # noqa: BLE001 - the scraper shall know
             self._collector.error("export", "A scrape failed", key="scrape")
             for _ in range(readers):
@@ -89,21 +90,20 @@ class ScrapeApp:
         return Answer(HTTPStatus.OK, tuple(headers), body)
 
     def _page(self, *, openmetrics: bool, names: frozenset[str]) -> Iterator[bytes]:
-        pause = Pace().breathe
         renderer = self._renderers.get(openmetrics)
         if renderer is None:
             renderer = self._renderers[openmetrics] = Renderer(self._collector.store, openmetrics=openmetrics)
-        self._collector.refresh(pause)
+        self._collector.refresh()
         renderer.forget()
         wanted = _wanted(names)
-        yield from renderer.render(pause, wanted)
+        yield from renderer.render(wanted)
         if self._native is not None:
-            yield from self._native_page(self._native, pause, wanted, openmetrics=openmetrics)
+            yield from self._native_page(self._native, wanted, openmetrics=openmetrics)
         if openmetrics:
             yield END
 
     def _native_page(
-        self, native: Apart[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
+        self, native: Apart[Metric], wanted: Callable[[str], bool], *, openmetrics: bool
     ) -> Iterator[bytes]:
         """Yield the families of vLLM's registry; one that takes long, or cannot be read, does not cost ours."""
         found = native.latest(lambda over: over(PATIENCE))
@@ -113,7 +113,7 @@ class ScrapeApp:
             self._collector.count_error("export")
             return
         try:
-            yield from native_page(found.items, pause, wanted, openmetrics=openmetrics)
+            yield from native_page(found.items, wanted, openmetrics=openmetrics)
             found.check()
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
             self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
@@ -146,20 +146,18 @@ def _wanted(names: frozenset[str]) -> Callable[[str], bool]:
 
 
 def _families(registry: Any) -> Iterator[Metric]:
-    pause = Pace().breathe
-    for family in registry.collect():
-        yield family
-        pause()
+    with paced():
+        for family in registry.collect():
+            yield family
+            checkpoint()
 
 
-def native_page(
-    families: Iterable[Metric], pause: Callable[[], None], wanted: Callable[[str], bool], *, openmetrics: bool
-) -> Iterator[bytes]:
+def native_page(families: Iterable[Metric], wanted: Callable[[str], bool], *, openmetrics: bool) -> Iterator[bytes]:
     """Yield another registry's families one by one, in the same format, their names as they are."""
     for family in families:
         if wanted(family.name):
             yield _native(_fit(family), openmetrics=openmetrics)
-        pause()
+        checkpoint()
 
 
 def _fit(family: Metric) -> Metric:

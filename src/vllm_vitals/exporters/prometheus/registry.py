@@ -13,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector as RegistryCollector
 from prometheus_client.utils import floatToGoString
 
-from vllm_vitals._util.pacing import Pace
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Collector
 from vllm_vitals.catalog.metric import Metric as CatalogMetric
 from vllm_vitals.store.cells import HistogramCell
@@ -32,13 +32,13 @@ class VitalsCollector(RegistryCollector):
         """Return nothing: it spares the registry a collection when this is registered."""
         return []
 
+    @paced()
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they are now."""
         if self.closed:
             return
-        pause = Pace().breathe
-        self._collector.refresh(pause)
-        shown = dict(snapshot(self._collector.store, pause))
+        self._collector.refresh()
+        shown = dict(snapshot(self._collector.store))
         for family in self._collector.store:
             yield _family(family.metric, shown.get(family.metric, ()))
 

@@ -16,7 +16,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Generic, Protocol, TypeVar
 
 from vllm_vitals._util.log import log_once
-from vllm_vitals._util.pacing import PIECE
+from vllm_vitals._util.pacing import PIECE_SECONDS
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.exporters.prometheus.client import Client, State, peer_of
 from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
@@ -213,7 +213,7 @@ class Server(Generic[Page]):
 
     def _rest(self) -> None:
         """Give the interpreter up after a piece of work. Non-blocking calls give it up too, but take it right back."""
-        if time.monotonic() - self._worked_since >= PIECE:
+        if time.monotonic() - self._worked_since >= PIECE_SECONDS:
             time.sleep(limits.REST_SECONDS)
             self._worked_since = time.monotonic()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client.utils import floatToGoString
 
+from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.store.cells import Cell, Exemplar, HistogramCell, Reading
 from vllm_vitals.store.snapshot import snapshot
@@ -38,20 +39,20 @@ class Renderer:
         self._versions: dict[Cell, int] = {}
         """The version of each cell that its text shows."""
 
-    def render(self, pause: Callable[[], None], wanted: Callable[[str], bool] = lambda _: True) -> Iterator[bytes]:
+    def render(self, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[bytes]:
         """Yield the page in pieces, without OpenMetrics' end; `wanted` picks families by Prometheus name.
 
         All of it shows one moment: that at which the first piece is asked for.
         """
-        found = snapshot(self._store, pause, lambda metric: wanted(metric.prometheus), self._versions)
+        found = snapshot(self._store, lambda metric: wanted(metric.prometheus), self._versions)
         for metric, series in found:
             yield self._head(metric)
             for key, cell, reading in series:
                 if reading is not None:
                     self._keep(metric, key, cell, reading)
-                    pause()
+                    checkpoint()
                 yield self._kept[cell]
-            pause()
+            checkpoint()
 
     def _keep(self, metric: Metric[Any], key: Key, cell: Cell, reading: Reading) -> None:
         text = "".join(self._lines(metric, key, cell, reading))

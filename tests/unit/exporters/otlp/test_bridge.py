@@ -26,13 +26,13 @@ def registry() -> tuple[CollectorRegistry, Counter, Histogram]:
 
 
 def series(made: Any, apart: Callable[[str], bool] = lambda _: False) -> dict[tuple[str, str], Series]:
-    read = native_series(made, lambda: None, apart)
+    read = native_series(made, apart)
     return {(each.metric.name, dict(each.labels).get("engine", "")): each for each in read}
 
 
 def builder(made: Any, temporality: str) -> PointBuilder:
-    def more(pause: Callable[[], None]) -> Iterable[Series]:
-        return native_series(made, pause, lambda _: False)
+    def more() -> Iterable[Series]:
+        return native_series(made, lambda _: False)
 
     return PointBuilder(Store([]), temporality=temporality, exponential=False, started=1.0, fresh=60.0, more=more)
 
@@ -64,12 +64,12 @@ def test_families_set_apart_are_left_out() -> None:
 def test_differences_start_at_what_was_acknowledged() -> None:
     made, counter, histogram = registry()
     build = builder(made, "delta")
-    first = build.build(lambda: None)
+    first = build.build()
     assert [point.value for point in points(first, "vllm:prompt_tokens_total")] == [7, 2]
     build.acknowledge(first)
     counter.labels("0").inc(3)
     histogram.labels("0").observe(2.0)
-    lost, second = build.build(lambda: None), build.build(lambda: None)
+    lost, second = build.build(), build.build()
     for push in (lost, second):
         assert [point.value for point in points(push, "vllm:prompt_tokens_total")] == [3]
         (point,) = points(push, "vllm:e2e_seconds")
@@ -79,10 +79,10 @@ def test_differences_start_at_what_was_acknowledged() -> None:
 def test_a_counter_that_began_anew_is_sent_whole() -> None:
     made, _, _ = registry()
     build = builder(made, "delta")
-    before = build.build(lambda: None)
+    before = build.build()
     build.acknowledge(before)
     fresh = CollectorRegistry()
     Counter("vllm:prompt_tokens", "Prompts.", ENGINE, registry=fresh).labels("0").inc(4)
     made.collect = fresh.collect  # type: ignore[method-assign]
-    (point,) = points(build.build(lambda: None), "vllm:prompt_tokens_total")
+    (point,) = points(build.build(), "vllm:prompt_tokens_total")
     assert (point.value, point.start_time_unix_nano) == (4, before.time)  # its time and that of before do not overlap

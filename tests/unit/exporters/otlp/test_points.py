@@ -282,7 +282,7 @@ def test_times_when_the_clock_is_set(temporality: str, turns: list[tuple[float, 
             clocks.go_on(seconds)
             clocks.system += int(jump * NANO)
             feed(collector, step(running=1))
-            push = builder.build(lambda: None)
+            push = builder.build()
             (metric,) = (each for each in push.metrics if each.name == "vitals.steps")
             (point,) = metric.data.data_points
             assert 0 <= point.start_time_unix_nano < point.time_unix_nano == clocks.system

@@ -605,11 +605,11 @@ def test_one_page_is_rendered_for_all_who_wait_for_it(
     begun, go_on, times = threading.Event(), threading.Event(), []
     refresh = endpoint.runtime.collector.refresh
 
-    def slow_refresh(pause: Callable[[], None]) -> None:
+    def slow_refresh() -> None:
         times.append(1)
         begun.set()
         assert go_on.wait(60)
-        refresh(pause)
+        refresh()
 
     monkeypatch.setattr(endpoint.runtime.collector, "refresh", slow_refresh)
     with ThreadPoolExecutor(6) as pool:

@@ -338,7 +338,7 @@ def test_the_interpreter_is_given_up_between_pieces_and_text_is_made_without_the
 
 def test_only_wanted_families_are_rendered() -> None:
     renderer = Renderer(full_collector().store, openmetrics=False)
-    pieces = renderer.render(lambda: None, lambda name: name == "vllm_requests_finished_total")
+    pieces = renderer.render(lambda name: name == "vllm_requests_finished_total")
     assert {family.name for family in parse_text(b"".join(pieces).decode())} == {"vllm_requests_finished"}
 
 
