@@ -1,4 +1,4 @@
-"""The collector: takes records in, keeps the store that every exporter reads."""
+"""The aggregator: takes records in, keeps the store that every exporter reads."""
 
 import logging
 import platform
@@ -47,7 +47,7 @@ WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
 
 
-class Collector:
+class Aggregator:
     """Adds records up by the catalogue. Any thread may call it, except vLLM's event loop."""
 
     def __init__(

@@ -208,9 +208,9 @@ def test_a_miss_whose_parts_are_not_known_has_no_phase(lost: dict[str, Any]) -> 
 
 def test_more_than_are_judged_at_a_time_are_counted_as_if_they_came_one_by_one() -> None:
     late = spent(queue=10)
-    collector = collect(facts(), slos=[{"name": "a", "target": 0.9, "e2e": 35}])
-    collector.add([finished(late, spent(), *[late] * (2 * TOGETHER))])
-    see = Sight(collector)
+    aggregator = collect(facts(), slos=[{"name": "a", "target": 0.9, "e2e": 35}])
+    aggregator.add([finished(late, spent(), *[late] * (2 * TOGETHER))])
+    see = Sight(aggregator)
     assert see.of_engine("vllm_slo_violations_total", slo="a", objective="e2e", phase="decode") == 1
     assert see.of_engine("vllm_slo_violations_total", slo="a", objective="e2e", phase="queue") == 2 * TOGETHER
     assert see.of_engine("vllm_slo_requests_total", slo="a", outcome="good") == 1

@@ -165,12 +165,12 @@ def test_a_thousand_adapters_in_one_step_stay_bounded_and_add_up() -> None:
 
 
 def test_a_thousand_adapters_one_after_another_each_get_their_series() -> None:
-    collector = collect()
+    aggregator = collect()
     for n in range(1000):
-        feed(collector, step(running=1, lora_running={f"lora-{n}": 1}))
-        assert [key[2:] for key in collector.store[LORA_REQUESTS].cells] == [(f"lora-{n}", "running")]
+        feed(aggregator, step(running=1, lora_running={f"lora-{n}": 1}))
+        assert [key[2:] for key in aggregator.store[LORA_REQUESTS].cells] == [(f"lora-{n}", "running")]
 
 
 def test_adapters_go_away_when_none_is_in_use() -> None:
-    collector = collect(step(running=1, lora_running={"a": 1}), step(101.0, running=0))
-    assert not collector.store[LORA_REQUESTS].cells
+    aggregator = collect(step(running=1, lora_running={"a": 1}), step(101.0, running=0))
+    assert not aggregator.store[LORA_REQUESTS].cells
