@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, itself, requests
+from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, requests, self_metrics
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.gpu import GPU
 from vllm_vitals.vllm_page.counterpart import Native
@@ -26,7 +26,7 @@ UNFIT: dict[Metric[Any], str] = {
     cache.LORA_REQUESTS: "vllm:lora_requests_info names the adapters and does not count their requests",
 }
 PARTLY: dict[Metric[Any], str] = {requests.PHASE_DURATION: "phase=frontend: vLLM does not export it"}
-OF_HOOKS = (itself.DROPPED, itself.HOOK_TIME)
+OF_HOOKS = (self_metrics.DROPPED, self_metrics.HOOK_TIME)
 """The rest of what a process says of itself is kept by whichever exports."""
 
 SPECIAL = (
@@ -64,9 +64,9 @@ SPECIAL = (
 
 def _plain() -> Iterator[Native]:
     for metric in CATALOG:
-        if ONE_NAME.fullmatch(metric.native) and metric not in UNFIT:
-            stem = metric.native.removesuffix("_total")
-            yield Native(f"{stem}_total" if metric.kind == "counter" else metric.native, metric)
+        if ONE_NAME.fullmatch(metric.vllm_name) and metric not in UNFIT:
+            stem = metric.vllm_name.removesuffix("_total")
+            yield Native(f"{stem}_total" if metric.kind == "counter" else metric.vllm_name, metric)
 
 
 NATIVES = (*_plain(), *SPECIAL)
@@ -86,7 +86,7 @@ def why_missing(metric: Metric[Any]) -> str:
         return PARTLY.get(metric, "")
     if metric in GPU:
         return ""  # a sidecar samples them itself
-    if metric in itself.ITSELF:
+    if metric in self_metrics.SELF:
         of_plugin = metric.scope is not Scope.PROCESS or metric in OF_HOOKS
         return "the plugin counts it, and does not run in that vLLM" if of_plugin else ""
     if metric.scope is Scope.CONVENTION:
