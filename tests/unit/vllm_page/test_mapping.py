@@ -316,7 +316,7 @@ def test_names_are_those_of_releases_and_kinds_agree() -> None:
         for name, each in DECLARED.items()
     }
     sums = {f"{name}_sum": Counter for name, kind in declared.items() if kind is Histogram}
-    assert {native.unless for native in COUNTERPARTS} - {""} <= declared.keys()
+    assert {native.superseded_by for native in COUNTERPARTS} - {""} <= declared.keys()
     assert {RECOMPUTED, OUTPUT_TOKENS} <= declared.keys() & NAMES
     for native in COUNTERPARTS:
         assert (declared | sums)[native.name].__name__.lower() == native.ours.kind, native.name
