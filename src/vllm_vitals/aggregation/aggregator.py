@@ -24,8 +24,8 @@ from vllm_vitals.catalog.engine import IMBALANCE, LIMITED, UP
 from vllm_vitals.catalog.metric import Gauge, Metric, Scope
 from vllm_vitals.catalog.requests import ABANDONED
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.imbalance import WINDOW, Imbalance, loads
-from vllm_vitals.engine.state import Engine, Rules, in_order
+from vllm_vitals.engine.imbalance import WINDOW_SECONDS, Imbalance, loads
+from vllm_vitals.engine.state import Engine, WritersByRecord, split_late
 from vllm_vitals.records.gpu import Sample
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import OTHER, Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
@@ -85,7 +85,7 @@ class Aggregator:
         self._costs = Costs(self.store, settings.price)
         self._slo_evaluator = SloEvaluator(settings.slos) if settings.slos else None
         declare(self.store, settings.slos)
-        of_process = self._rules("", "", self._bounds, Scope.PROCESS)
+        of_process = self._writers("", "", self._bounds, Scope.PROCESS)
         self._process, self._gpus = of_process[Health], Intake(of_process[Sample])
         self._processes: set[str] = set()
         """Serving processes that were heard of, this one included."""
@@ -113,30 +113,30 @@ class Aggregator:
             for engine in self._engines.values():
                 self._spend(engine, until)
                 told, skew = certain(engine.scope) if certain else (until, 0.0)
-                self.store[ABANDONED].number(engine.scope).add(engine.abandoned.new(min(told, until), skew))
-                if told < until - WINDOW:
+                self.store[ABANDONED].number(engine.scope).add(engine.abandoned.take_new(min(told, until), skew))
+                if told < until - WINDOW_SECONDS:
                     behind.add(engine.scope[0])
-            if self._imbalance.due(until):
+            if self._imbalance.is_due(until):
                 self._compare(until, behind)
 
     def _spend(self, engine: Engine, until: float) -> None:
         """Count an engine's time up to `until`, monotonic seconds."""
-        spent = engine.spend(until)
-        for state, seconds in spent.items():
+        seconds_by_limiter = engine.take_seconds(until)
+        for state, seconds in seconds_by_limiter.items():
             self.store[LIMITED].number(engine.scope, (state,)).add(seconds)
-        self._costs.spend(engine, spent)
+        self._costs.spend(engine, seconds_by_limiter)
 
     def _end(self, engine: Engine) -> None:
         """Count what is left to count of an engine of which no step will come any more."""
-        engine.end()
-        self._spend(engine, engine.told)
+        engine.close()
+        self._spend(engine, engine.watermark)
         self._settle(engine)
         self._drop_gauges(engine)
 
     def _compare(self, until: float, behind: Collection[str]) -> None:
         """Show how evenly the engines of a model share its work, unless one of them has not been heard of for long."""
         told = [key for key in self._engines if key[0] not in behind]
-        for model, compared, ratio in self._imbalance.look(until, loads(self.store, told)):
+        for model, compared, ratio in self._imbalance.update(until, loads(self.store, told)):
             if ratio is None:
                 self.store[IMBALANCE].cells.pop((model, compared), None)
             else:
@@ -147,13 +147,13 @@ class Aggregator:
         with self.store.lock:
             for key in self._engines if engines is None else engines:
                 if engine := self._engines.get(_fitting(key)):
-                    engine.abandoned.lose(clock)
+                    engine.abandoned.mark_lost(clock)
 
     def meet(self, key: EngineKey) -> None:
         """Take note that one more process tells of an engine, in which it may have requests already."""
         with self.store.lock:
             if engine := self._engines.get(_fitting(key)):
-                engine.abandoned.meet()
+                engine.abandoned.add_server()
 
     def error(self, stage: str, message: str, *args: object, key: str = "") -> None:
         """Count an error and log it with its traceback, once for each key."""
@@ -200,7 +200,7 @@ class Aggregator:
 
     def _forecast(self, engine: Engine) -> None:
         """Show how much more an engine can take, and what it makes of its GPUs, as far as that can be told."""
-        if engine.scheduled and not engine.stale:
+        if engine.has_scheduler_stats and not engine.stale:
             shown = {**engine.headroom(), **engine.utilization(self._settings.perf)}
             for metric, value in shown.items():
                 if value is None:
@@ -211,7 +211,7 @@ class Aggregator:
     def _expire(self, engine: Engine, clock: float) -> None:
         """Take the gauges of an engine away that fell silent in the middle of work, or never said how it does."""
         after = self._settings.stale_after
-        unknown = engine.holds_requests or (engine.served and not engine.scheduled)
+        unknown = engine.holds_requests or (engine.has_steps and not engine.has_scheduler_stats)
         if engine.stale or not after or not unknown or clock - engine.clock < after:
             return
         engine.stale = True
@@ -231,17 +231,17 @@ class Aggregator:
             checkpoint()
         for name, own in by_engine.items():
             engine = self._engine(*name)
-            timely, late = in_order(own, engine.latest)
+            timely, late = split_late(own, engine.latest_step)
             if late:  # a process was cut off for a while: what it counted counts, but it sets nothing back
                 for step in late:
-                    engine.late(step)
-                counting = [writer for writer in engine.rules[Step] if not isinstance(writer, GaugeWriter)]
+                    engine.add_late_step(step)
+                counting = [writer for writer in engine.writers[Step] if not isinstance(writer, GaugeWriter)]
                 self._write(counting, late, late[-1].time)
             for step in timely:
-                engine.complete(step)
+                engine.add_step(step)
                 checkpoint()
             if timely:
-                self._write(engine.rules[Step], timely, timely[-1].time)
+                self._write(engine.writers[Step], timely, timely[-1].time)
             if len(engine.finished) >= WAITING:
                 self._settle(engine)
 
@@ -256,8 +256,8 @@ class Aggregator:
         if requests:
             columns = Requests(requests)
             with np.errstate(invalid="ignore", over="ignore"):  # what comes of nonsense is refused as not finite
-                self._write(engine.rules[Finished], [columns], requests[-1].time)
-                saved = engine.ended(columns)
+                self._write(engine.writers[Finished], [columns], requests[-1].time)
+                saved = engine.add_finished(columns)
                 self.store[SAVED_PREFILL].number(engine.scope).add(saved)
                 self._costs.save(engine, saved)
 
@@ -267,12 +267,12 @@ class Aggregator:
                 self._pooling.add(label(facts.model))
             bounds = self._plan(facts)
             engine = self._engine(facts.model, facts.engine, bounds)
-            engine.learn(facts)
+            engine.set_facts(facts)
             self._costs.prepare(engine)
             for metric in self._metrics:
                 if metric.scope is not Scope.PROCESS and (not metric.needs or metric.needs in facts.features):
                     prepare(self.store[metric], self._scope(metric, *engine.scope), bounds, facts)
-            self._write(engine.rules[Facts], [facts], time.time())
+            self._write(engine.writers[Facts], [facts], time.time())
             self._put(UP, engine.scope, (), 1.0)
             if facts.kv_cache_tokens:
                 self.store[KV_FREE].put(engine.scope, (), facts.kv_cache_tokens, 0.0)  # older than any step
@@ -290,8 +290,8 @@ class Aggregator:
     def _add_sleeps(self, records: Sequence[Sleep]) -> None:
         for sleep in records:
             engine = self._engine(sleep.model, sleep.engine)
-            engine.sleep(sleep)
-            self._write(engine.rules[Sleep], [sleep], time.time())
+            engine.set_sleep(sleep)
+            self._write(engine.writers[Sleep], [sleep], time.time())
 
     def _add_rejections(self, records: Sequence[Rejection]) -> None:
         for rejection in records:
@@ -300,7 +300,7 @@ class Aggregator:
                 model = OTHER  # something makes models up
             rules = self._models.get(model)
             if rules is None:
-                rules = self._models[model] = self._rules(model, "", self._bounds, Scope.MODEL)[Rejection]
+                rules = self._models[model] = self._writers(model, "", self._bounds, Scope.MODEL)[Rejection]
             self._write(rules, [rejection], time.time())
 
     def _add_gone(self, records: Sequence[Gone]) -> None:
@@ -356,14 +356,16 @@ class Aggregator:
         if engine is None or bounds is not None:
             if engine is not None:
                 self._end(engine)
-            rules = self._rules(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
+            rules = self._writers(model, name, bounds or self._bounds, Scope.ENGINE, Scope.CONVENTION)
             engine = Engine(model, name, rules, time.monotonic())
             self._engines[model, name] = engine
         return engine
 
-    def _rules(self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope) -> Rules:
+    def _writers(
+        self, model: str, engine: str, bounds: Mapping[str, tuple[float, ...]], *scopes: Scope
+    ) -> WritersByRecord:
         exemplars = EXEMPLAR_LENGTH if self._settings.exemplars else 0
-        rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health, Sample)}
+        rules: WritersByRecord = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health, Sample)}
         for metric in self._in_scope(*scopes):
             scope = self._scope(metric, model, engine)
             if metric.record is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from vllm_vitals._util.amounts import amount
 from vllm_vitals.catalog.cost import COST, ENERGY, GPU_TIME, PRICE, SAVED_COST, STATES
 from vllm_vitals.config.settings import PriceSettings
-from vllm_vitals.engine.energy import activity
+from vllm_vitals.engine.limiter import activity
 from vllm_vitals.engine.state import Engine
 from vllm_vitals.records.gpu import Gpu, Reading, Sample
 from vllm_vitals.records.placement import NOBODY, Owner
@@ -32,9 +32,9 @@ class Costs:
                 self._store[COST].number(engine.scope, (state, self._currency))
             self._store[SAVED_COST].number(engine.scope, (self._currency,))
 
-    def spend(self, engine: Engine, spent: Mapping[str, float]) -> None:
+    def spend(self, engine: Engine, seconds_by_limiter: Mapping[str, float]) -> None:
         """Count an engine's time, in seconds by what limited it, and the energy of its GPUs that is divided by now."""
-        for limiter, seconds in spent.items():
+        for limiter, seconds in seconds_by_limiter.items():
             state, gpu_seconds = activity(limiter), seconds * (engine.gpus or 0)
             self._store[GPU_TIME].number(engine.scope, (state,)).add(gpu_seconds)
             if self._per_second and engine.gpus:
@@ -55,15 +55,15 @@ class Costs:
             for owner, readings in _by_owner(engines, sample.readings).items():
                 engine = engines[owner]
                 names = {_name(reading.gpu) for reading in readings}
-                engine.perf.gpu = names.pop() if len(names) == 1 else ""
+                engine.gpu_utilization.gpu = names.pop() if len(names) == 1 else ""
                 used = [each for reading in readings if (each := amount(reading.energy)) is not None]
                 if used and self._store[ENERGY].believes(joules := sum(used)):
-                    if not engine.metered:
+                    if not engine.has_energy:
                         self._begin(engine)
-                    engine.energy.read(sample.clock, joules)
+                    engine.energy.add_reading(sample.clock, joules)
 
     def _begin(self, engine: Engine) -> None:
-        engine.metered = True
+        engine.has_energy = True
         for state in STATES:
             self._store[ENERGY].number(engine.scope, (state,))
 
