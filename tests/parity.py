@@ -51,7 +51,7 @@ PAIRS = (
         Pair(native.name, native.ours, native.labels)
         for native in NATIVES
         # What stands in for something finer is no equal of it, nor is what iteration details tell better.
-        if not native.unless and native.ours is not engine.SCHEDULED_TOKENS
+        if not native.superseded_by and native.ours is not engine.SCHEDULED_TOKENS
     ),
     Pair("vllm:num_requests_waiting", engine.WAITING),
     Pair("vllm:prompt_tokens_total", requests.PROMPT_TOKENS),

@@ -18,14 +18,14 @@ from tests.unit.builders import EPOCH, MODEL, Clock
 from vllm_vitals.aggregation import merge
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
-from vllm_vitals.catalog import cache, conventions, cost, engine, itself, requests, slo
+from vllm_vitals.catalog import cache, cost, engine, gen_ai, requests, self_metrics, slo
 from vllm_vitals.catalog.connectors import IO
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.points import PointBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import CacheUse, Facts, Finished, Health, Rejection, Reported, Sleep, Speculation, Step
-from vllm_vitals.store.cells import HistogramCell, NumberCell
+from vllm_vitals.store.series import HistogramCell, NumberCell
 
 DAYS = {"test": (12, 24, 49), "all": (60, 120, 364)}
 """After which days it is seen what is held; after the last it is over."""
@@ -277,7 +277,7 @@ def test_every_count_is_exact(year: Lived) -> None:
     made, _ = year
     truth = made.truth
     for name in ENGINES:
-        assert made.number(itself.STEPS, MODEL, name) == truth["steps", name] > 55 * made.days
+        assert made.number(self_metrics.STEPS, MODEL, name) == truth["steps", name] > 55 * made.days
         assert made.number(requests.ABANDONED, MODEL, name) == truth["left", name] > 2.7 * made.days
     assert made.both(requests.GENERATION_TOKENS) == truth["generated"]
     assert made.both(requests.PROMPT_TOKENS, "local_compute") == truth["prompt"]
@@ -286,7 +286,7 @@ def test_every_count_is_exact(year: Lived) -> None:
     assert made.both(cache.DRAFT_TOKENS) == 3 * (truth["steps", "0"] + truth["steps", "1"])
     assert made.both(IO, "NixlConnector", "receive") == truth["moved"]
     assert made.number(requests.REJECTED, MODEL, "max_num_queued_reqs") == truth["rejected"] > 0
-    assert made.number(itself.HOOK_TIME, "1") == truth["hook"]
+    assert made.number(self_metrics.HOOK_TIME, "1") == truth["hook"]
     for reason in ("stop", "length", "error"):
         assert made.both(requests.FINISHED, reason) == truth["finished", reason] > 0
     for name in ("quick", "any"):
@@ -304,7 +304,7 @@ def test_every_distribution_is_whole(year: Lived) -> None:
     assert made.distribution(engine.STEP_INTERVAL) == (truth["intervals"], pytest.approx(truth["interval"], rel=1e-6))
     steps = truth["steps", "0"] + truth["steps", "1"]
     assert made.distribution(engine.STEP_PROCESSING) == (steps, steps / 1024)
-    convention = made.aggregator.store[conventions.GEN_AI_DURATION].cells
+    convention = made.aggregator.store[gen_ai.GEN_AI_DURATION].cells
     assert sum(sum(cell.counts) for cell in convention.values() if isinstance(cell, HistogramCell)) == ended
 
 
@@ -322,7 +322,11 @@ def test_nothing_was_refused_or_went_wrong(year: Lived) -> None:
     made, _ = year
     assert not made.aggregator.store.rejects
     assert (
-        sum(cell.value for cell in made.aggregator.store[itself.ERRORS].cells.values() if isinstance(cell, NumberCell))
+        sum(
+            cell.value
+            for cell in made.aggregator.store[self_metrics.ERRORS].cells.values()
+            if isinstance(cell, NumberCell)
+        )
         == 0
     )
 

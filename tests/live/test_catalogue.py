@@ -12,7 +12,7 @@ from tests.unit.exporters.prometheus.test_text import full_collector
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 
 KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
 CASES = [("grpc", "delta", "exponential"), ("http/protobuf", "cumulative", "explicit")]

@@ -15,7 +15,7 @@ from vllm_vitals.catalog.requests import ABANDONED
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.engine.abandoned import SKEW
 from vllm_vitals.records.step import Facts, Finished, Floats, Gap, Health, Record, Step
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 
 SETTLED = 2 * SKEW + AWAKE
 """Seconds of silence, heard from all of them, after which the count is exact."""

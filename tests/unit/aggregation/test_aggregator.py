@@ -33,7 +33,7 @@ from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.metric import Counter, Metric
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation, Step
-from vllm_vitals.store.cells import HistogramCell, NumberCell
+from vllm_vitals.store.series import HistogramCell, NumberCell
 
 INTERVAL = "vllm_step_interval_seconds"
 LATENCY = "vllm_request_inter_token_latency_seconds"
@@ -340,7 +340,7 @@ def explode(_: Any) -> float:
 
 
 def with_bad_metric(of: type) -> Aggregator:
-    bad: Metric[Any] = Counter("vllm.bad", "", "Bad.", of=of, read=explode)
+    bad: Metric[Any] = Counter("vllm.bad", "", "Bad.", record=of, read=explode)
     return Aggregator(Settings(), (bad, *CATALOG))
 
 

@@ -16,12 +16,12 @@ from vllm_vitals.aggregation import merge
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
 from vllm_vitals.catalog.engine import RUNNING, UP
-from vllm_vitals.catalog.itself import STEP_AGE
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.catalog.requests import GENERATION_TOKENS
+from vllm_vitals.catalog.self_metrics import STEP_AGE
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Sleep, Step
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 from vllm_vitals.transport import processes
 
 SOURCE = Path(vllm_vitals.__file__).parent

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 from tests.unit.builders import EPOCH, MODEL
 from vllm_vitals.aggregation.aggregator import Aggregator
-from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
+from vllm_vitals.catalog.cache import LORA_REQUESTS, MAX_ADAPTERS
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.points import PointBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import OTHER
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 from vllm_vitals.vllm.reader import Reader
 
 Requests = dict[str, int]
@@ -26,7 +26,7 @@ class Places:
     def shown(self, running: Requests, waiting: Requests) -> dict[tuple[str, str], float]:
         there = list(dict.fromkeys([*running, *waiting]))
         self._taken = [name for name in self._taken if name in there]
-        free = ADAPTERS - len(self._taken)
+        free = MAX_ADAPTERS - len(self._taken)
         self._taken += [name for name in there if name not in self._taken][:free]
         found: dict[tuple[str, str], float] = {}
         for state, requests in (("running", running), ("waiting", waiting)):
@@ -73,7 +73,7 @@ def live(seed: int) -> None:
         cells = {key[2:]: cell.value for key, cell in family.cells.items() if isinstance(cell, NumberCell)}
         assert cells == expected
         assert sum(cells.values()) == sum(running.values()) + sum(waiting.values())
-        assert len({name for name, _ in cells} - {OTHER}) <= ADAPTERS
+        assert len({name for name, _ in cells} - {OTHER}) <= MAX_ADAPTERS
         seen |= {*running, *waiting}
         crowded += (OTHER, "running") in cells
         if number % 10 == 0:

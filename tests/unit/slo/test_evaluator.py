@@ -10,7 +10,7 @@ from tests.unit.slos import counted, request, slo, verdict, violations
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Facts, Finished, Gone
-from vllm_vitals.slo.evaluator import Judge
+from vllm_vitals.slo.evaluator import SloEvaluator
 
 # --- What is measured
 
@@ -260,12 +260,12 @@ def test_a_judge_that_fails_costs_the_other_metrics_nothing(monkeypatch: pytest.
     def explode(*_: Any) -> Any:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(Judge, "judge", explode)
+    monkeypatch.setattr(SloEvaluator, "evaluate", explode)
     see = Sight(collect(facts(), finished(request()), slos=TWO))
     assert see.of_engine("vllm_request_duration_seconds_count") == 1
     assert see("vitals_errors_total", process="0", stage="collect") == 1
 
 
 def test_the_collector_is_made_of_settings_with_slos() -> None:
-    assert Aggregator(Settings(slos=TWO))._judge is not None  # type: ignore[arg-type]
-    assert Aggregator(Settings())._judge is None
+    assert Aggregator(Settings(slos=TWO))._slo_evaluator is not None  # type: ignore[arg-type]
+    assert Aggregator(Settings())._slo_evaluator is None

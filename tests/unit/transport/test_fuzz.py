@@ -47,7 +47,7 @@ from vllm_vitals.records.step import (
     Step,
     Unread,
 )
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport import receiver
 from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, WireError, frame
 from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client

@@ -16,14 +16,14 @@ from tests.unit.builders import EPOCH, MODEL, Clock, Sight, collect, examples, f
 from tests.unit.vllm.test_hostile_stats import scalars, values
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
-from vllm_vitals.catalog import itself
+from vllm_vitals.catalog import self_metrics
 from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
 from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import OTHER, Dialect, Record, Reported, Step, Unread
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport.messages import Batch, encode, from_client
 from vllm_vitals.vllm.connectors import MOST_CONNECTORS, as_told
 from vllm_vitals.vllm.reader import Reader
@@ -268,7 +268,7 @@ def near(expected: Numbers) -> Numbers:
 
 
 def unknown(aggregator: Aggregator) -> dict[str, float]:
-    cells = aggregator.store[itself.UNKNOWN_CONNECTORS].cells
+    cells = aggregator.store[self_metrics.UNKNOWN_CONNECTORS].cells
     return {key[2]: getattr(cell, "value", math.nan) for key, cell in cells.items()}
 
 
@@ -576,7 +576,7 @@ def test_what_another_release_of_ours_sends_is_passed_over(odd: tuple[str, tuple
     told = (Reported(*odd, ones), Reported(FAILURES.name, ("A", "load"), ones))
     aggregator = collect(step(running=1, connectors=told))
     assert shown(aggregator) == {"vllm.kv_transfer.failures A load": 1}
-    assert aggregator.store[itself.ERRORS].number((), ("0", "collect")).value == 0
+    assert aggregator.store[self_metrics.ERRORS].number((), ("0", "collect")).value == 0
 
 
 # The page

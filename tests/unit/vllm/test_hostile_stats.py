@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.unit.builders import examples
 from vllm_vitals._util import log as logs
 from vllm_vitals.aggregation.aggregator import Aggregator
-from vllm_vitals.catalog import CATALOG, itself, requests
+from vllm_vitals.catalog import CATALOG, requests, self_metrics
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.ingest.drain import Feed, Source
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import Step
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.vllm.reader import Reader
 
 SCHEDULER = (
@@ -199,7 +199,7 @@ def test_what_could_not_be_used_is_counted_and_named_once(caplog: pytest.LogCapt
     for _ in range(3):
         tap.record(None, SimpleNamespace(num_generation_tokens="many"), None, 0)
     feed.drain()
-    assert aggregator.store[itself.ERRORS].number((), ("0", "read")).value == 3
+    assert aggregator.store[self_metrics.ERRORS].number((), ("0", "read")).value == 3
     lines = [record.getMessage() for record in caplog.records]
     (line,) = lines
     assert line.startswith(
@@ -241,5 +241,5 @@ def test_each_stats_may_be_missing_in_every_combination() -> None:
                 tap, feed, aggregator = path()
                 tap.record(s, i, m, 0)
                 feed.drain()
-                assert total(aggregator, itself.STEPS, "m", "0") == float(s is not None or i is not None)
+                assert total(aggregator, self_metrics.STEPS, "m", "0") == float(s is not None or i is not None)
                 assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == float(i is not None)

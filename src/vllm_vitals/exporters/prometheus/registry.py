@@ -16,8 +16,8 @@ from prometheus_client.utils import floatToGoString
 from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.metric import Metric as CatalogMetric
-from vllm_vitals.store.cells import HistogramCell
-from vllm_vitals.store.snapshot import Series, snapshot
+from vllm_vitals.store.series import HistogramCell
+from vllm_vitals.store.store import Series, snapshot
 
 
 class VitalsCollector(RegistryCollector):

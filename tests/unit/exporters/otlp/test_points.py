@@ -25,7 +25,7 @@ from vllm_vitals.exporters.otlp import points as points_module
 from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.points import PointBuilder
 from vllm_vitals.records.step import Finished, Step
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.writers import scope_key
 
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA

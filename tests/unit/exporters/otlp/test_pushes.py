@@ -27,7 +27,7 @@ from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import Target
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.records.step import CacheUse, Finished, Sleep
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 
 OK, FAILED = Answer(ok=True), Answer(error="refused")
 
