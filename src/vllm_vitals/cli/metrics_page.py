@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Histogram, Metric, Scope
+from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Group, Histogram, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES, TOKENS, VLLM, plan
 from vllm_vitals.catalog.names import prometheus_label
 from vllm_vitals.cli.output import code, markdown_table, number
@@ -20,29 +20,6 @@ FEATURES = {
     "speculation": "--speculative-config",
 }
 """The `vllm serve` option or the environment variable by `Metric.needs`."""
-TITLES = {
-    "lora": "LoRA",
-    "connectors": "KV connectors",
-    "cost": "Cost and energy",
-    "gpu": "GPUs",
-    "slo": "SLOs",
-    "itself": "The plugin itself",
-}
-ABOUT = {
-    "engine": "What an engine was started with, what it holds right now, whether it sleeps.",
-    "requests": "Requests, and how long each part of them took.",
-    "cache": "The KV cache, the prefix cache and the multimodal processor's cache.",
-    "connectors": "What [KV connectors](connectors.md) report of the KV cache that they move between engines, or to and from "
-    "what is kept outside the GPU. There are no series before a connector has reported something.",
-    "cost": "What engines take of GPUs, energy and money, to be set against what they give: [Cost](cost.md) has the ratios.",
-    "conventions": "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). "
-    "`gen_ai.enabled=false` leaves them out.",
-    "gpu": "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) "
-    "as far as these go. `hw_id` is the UUID of the GPU or MIG device, `hw_parent` that of the GPU that it is a part of; "
-    "`model_name` and `engine` tell whose it is, where that is known.",
-    "itself": "What the plugin saw, lost and refused, and what it costs.",
-}
-"""One sentence for each group; a group without one has none on the page."""
 
 INTRO = """\
 # Metrics
@@ -90,7 +67,7 @@ def page() -> str:
     """Return the whole page."""
     scopes = {scope.name.lower(): _scope_labels(scope) for scope in Scope}
     sections = [INTRO.format_map(scopes) + _families(), _features()]
-    sections += [_section(group, metrics) for group, metrics in GROUPS.items()]
+    sections += [_section(group) for group in GROUPS.values()]
     return "\n".join(sections)
 
 
@@ -126,10 +103,10 @@ def _option(feature: str) -> str:
     return code(option) + blank + rest
 
 
-def _section(group: str, metrics: tuple[Metric[Any], ...]) -> str:
+def _section(group: Group) -> str:
     columns = ("name", "Prometheus name", "kind", "unit", "labels", "meaning", "vLLM's counterpart")
-    about = f"{ABOUT[group]}\n\n" if group in ABOUT else ""
-    return f"## {TITLES.get(group, group.capitalize())}\n\n{about}{markdown_table(columns, map(_row, metrics))}"
+    about = f"{group.about}\n\n" if group.about else ""
+    return f"## {group.title}\n\n{about}{markdown_table(columns, map(_row, group))}"
 
 
 def _row(metric: Metric[Any]) -> tuple[str, ...]:
