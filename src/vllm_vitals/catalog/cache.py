@@ -11,7 +11,7 @@ TIER = Label(
     "tier",
     ("local",),
     open=True,
-    help="local: this engine's KV cache. external: a KV connector's",
+    help="local: this engine's KV cache. external: the cache of a KV connector",
     values_from=lambda facts: ("external",) if "kv_connector" in facts.features else (),
 )
 MAX_POSITIONS = 64
@@ -53,7 +53,7 @@ KV_USAGE = CACHE.add(
     Gauge(
         "vllm.kv_cache.usage",
         "1",
-        "Share of the KV-cache blocks that requests hold at the latest step.",
+        "Share of the KV cache blocks in use by requests at the latest step.",
         record=Step,
         read="kv_cache_usage",
         initial=0.0,
@@ -66,7 +66,7 @@ KV_CAPACITY = CACHE.add(
     Gauge(
         "vllm.kv_cache.capacity",
         "{token}",
-        "Tokens that the KV cache of one engine holds.",
+        "Capacity of one engine's KV cache in tokens.",
         record=Facts,
         read="kv_cache_tokens",
     )
@@ -75,7 +75,7 @@ KV_FREE = CACHE.add(
     Gauge(
         "vllm.kv_cache.free",
         "{token}",
-        "Tokens that still fit in the KV cache: capacity times the unused share.",
+        "Tokens that still fit in the KV cache: its capacity times the unused share.",
         record=Step,
         read="kv_cache_free",
         expires=True,
@@ -85,7 +85,7 @@ PREFIX_QUERIES = CACHE.add(
     Counter(
         "vllm.prefix_cache.queried_tokens",
         "{token}",
-        "Tokens looked up in the prefix cache when requests are first scheduled.",
+        "Tokens looked up in the prefix cache when a request is first scheduled.",
         record=Step,
         read=_queries,
         labels=(TIER,),
@@ -96,7 +96,7 @@ PREFIX_HITS = CACHE.add(
     Counter(
         "vllm.prefix_cache.hit_tokens",
         "{token}",
-        "Tokens found there; never more than were looked up.",
+        "Tokens found in the prefix cache. Never more than the tokens looked up.",
         record=Step,
         read=_hits,
         labels=(TIER,),
@@ -107,15 +107,16 @@ SAVED_PREFILL: Counter[Any] = CACHE.add(
     Counter(
         "vllm.prefix_cache.saved_prefill",
         "s",
-        "Prefill time that cached prompt tokens spared finished requests: those tokens by the time that the engine takes for "
-        "one, from the prefills of its latest few hundred requests that had 32 or more to compute.",
+        "Prefill time that cached prompt tokens saved finished requests: the cached tokens times the engine's time "
+        "per prompt token. That time is averaged over the latest few hundred requests with at least 32 prompt "
+        "tokens to compute.",
     )
 )
 MULTIMODAL_QUERIES = CACHE.add(
     Counter(
         "vllm.multimodal_cache.queries",
         "{item}",
-        "Images, sounds and videos looked up in the processor's cache.",
+        "Images, sounds and videos looked up in the cache of the multimodal processor.",
         record=Step,
         read=lambda s: s.multimodal_cache.queries if s.multimodal_cache else None,
         vllm_name="vllm:mm_cache_queries",
@@ -125,7 +126,7 @@ MULTIMODAL_HITS = CACHE.add(
     Counter(
         "vllm.multimodal_cache.hits",
         "{item}",
-        "Those that were found there.",
+        "Images, sounds and videos found in the cache of the multimodal processor.",
         record=Step,
         read=lambda s: s.multimodal_cache.hits if s.multimodal_cache else None,
         vllm_name="vllm:mm_cache_hits",
@@ -135,7 +136,8 @@ FREE_SEQUENCES: Gauge[Any] = CACHE.add(
     Gauge(
         "vllm.kv_cache.free_sequences",
         "{request}",
-        "Requests of typical length, prompt and output of the latest few hundred, that the KV cache still has room for.",
+        "Number of typical requests that still fit in the KV cache. A typical request has the average prompt and "
+        "output length of the latest few hundred.",
         expires=True,
     )
 )
@@ -143,8 +145,8 @@ TIME_TO_FULL: Gauge[Any] = CACHE.add(
     Gauge(
         "vllm.kv_cache.time_to_full",
         "s",
-        "Time until the KV cache is full if it goes on filling as in the last minute; absent while it does not fill, and "
-        "beyond an hour.",
+        "Time until the KV cache is full if it keeps filling as in the last minute. Absent while it does not fill, "
+        "and beyond one hour.",
         expires=True,
     )
 )
@@ -152,7 +154,7 @@ BLOCK_LIFETIME = CACHE.add(
     Histogram(
         "vllm.kv_cache.block.lifetime",
         "s",
-        "From a sampled KV block's allocation to its eviction.",
+        "Time from the allocation of a sampled KV cache block to its eviction.",
         record=Step,
         read=lambda s: s.evictions.lifetimes if s.evictions else None,
         buckets="kv_cache_residency",
@@ -165,7 +167,7 @@ BLOCK_IDLE = CACHE.add(
     Histogram(
         "vllm.kv_cache.block.idle",
         "s",
-        "From a sampled KV block's last use to its eviction.",
+        "Time from the last use of a sampled KV cache block to its eviction.",
         record=Step,
         read=lambda s: s.evictions.idle_times if s.evictions else None,
         buckets="kv_cache_residency",
@@ -178,7 +180,7 @@ BLOCK_REUSE_GAP = CACHE.add(
     Histogram(
         "vllm.kv_cache.block.reuse_gap",
         "s",
-        "Between two uses of a sampled KV block.",
+        "Time between two uses of a sampled KV cache block.",
         record=Step,
         read=lambda s: s.evictions.reuse_gaps if s.evictions else None,
         buckets="kv_cache_residency",
@@ -192,15 +194,16 @@ LORA_REQUESTS = LORA.add(
     Gauge(
         "vllm.lora.requests",
         "{request}",
-        "Requests per LoRA adapter at the latest step, as vLLM's front end counts: those of the API server that the step's stats "
-        "came to, on all its engines together. So only of one engine behind one server are they the engine's.",
+        "Requests per LoRA adapter at the latest step, as counted by vLLM's front end. The count covers all "
+        "engines of the API server that received the step's stats. It is the engine's own only with one engine "
+        "behind one server.",
         record=Step,
         read=_adapters,
         expires=True,
         needs="lora",
         vllm_name="vllm:lora_requests_info",
         labels=(
-            Label("adapter", cap=MAX_ADAPTERS, help="`_other` once there are too many"),
+            Label("adapter", cap=MAX_ADAPTERS, help="`_other` beyond 100 adapters"),
             Label("state", cap=2, help="running or waiting"),
         ),
     )
@@ -210,7 +213,7 @@ DRAFTS = SPECULATIVE.add(
     Counter(
         "vllm.spec_decode.drafts",
         "{draft}",
-        "Drafts proposed.",
+        "Proposed drafts.",
         record=Step,
         read=lambda s: s.speculation.drafts if s.speculation else None,
         needs="speculation",
@@ -221,8 +224,8 @@ DRAFT_TOKENS = SPECULATIVE.add(
     Counter(
         "vllm.spec_decode.draft_tokens",
         "{token}",
-        "Tokens proposed in drafts. Those that were computed in vain are these less `vllm.spec_decode.accepted_tokens` of all "
-        "positions.",
+        "Tokens proposed in drafts. Subtract `vllm.spec_decode.accepted_tokens` of all positions to get the "
+        "rejected tokens.",
         record=Step,
         read=lambda s: s.speculation.draft_tokens if s.speculation else None,
         needs="speculation",
@@ -233,7 +236,7 @@ ACCEPTED_TOKENS = SPECULATIVE.add(
     Counter(
         "vllm.spec_decode.accepted_tokens",
         "{token}",
-        "Draft tokens accepted, by their position in the draft.",
+        "Accepted draft tokens, by their position in the draft.",
         record=Step,
         needs="speculation",
         vllm_name="vllm:spec_decode_num_accepted_tokens_per_pos",

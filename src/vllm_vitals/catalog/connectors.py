@@ -7,26 +7,27 @@ from typing import Any
 
 from vllm_vitals.catalog.metric import MAX_LATENCY_SECONDS, Counter, Gauge, Group, Histogram, Label
 
-CONNECTOR = Label("connector", help="the class of the connector, each of those that a MultiConnector has")
+CONNECTOR = Label("connector", help="class name of the connector; each one inside a MultiConnector by itself")
 DIRECTION = Label(
     "direction",
     cap=8,
-    help="receive, send: from or to another engine. load, store: from or to what is kept outside the GPU. "
-    "None where the connector does not say",
+    help="receive, send: from or to another engine. load, store: from or to storage outside the GPU. Empty where "
+    "the connector does not report it",
 )
-TIER = Label("tier", cap=16, help="of several tiers of storage, as vLLM names them; none where there is one")
+TIER = Label("tier", cap=16, help="name of the storage tier in vLLM; empty where there is only one")
 
 CONNECTORS = Group(
     "connectors",
     "KV connectors",
-    "Reports of [KV connectors](connectors.md), which move the KV cache between engines, or to and from storage outside the GPU. There are no series before the first report of a connector.",
+    "Reports of [KV connectors](connectors.md), which move the KV cache between engines, or to and from storage outside "
+    "the GPU. There are no series before the first report of a connector.",
 )
 
 DURATION: Histogram[Any] = CONNECTORS.add(
     Histogram(
         "vllm.kv_transfer.duration",
         "s",
-        "Time that one transfer of KV cache took. OffloadingConnector tells no single ones since vLLM 0.24.0.",
+        "Duration of one transfer of KV cache. OffloadingConnector reports no single transfers since vLLM 0.24.0.",
         needs="kv_connector",
         buckets="kv_transfer_duration",
         limit=MAX_LATENCY_SECONDS,
@@ -37,7 +38,7 @@ POST_DURATION: Histogram[Any] = CONNECTORS.add(
     Histogram(
         "vllm.kv_transfer.post.duration",
         "s",
-        "Time that it took to hand one transfer to the network.",
+        "Time to hand one transfer to the network.",
         needs="kv_connector",
         buckets="kv_transfer_duration",
         limit=MAX_LATENCY_SECONDS,
@@ -48,7 +49,7 @@ SIZE: Histogram[Any] = CONNECTORS.add(
     Histogram(
         "vllm.kv_transfer.size",
         "By",
-        "Bytes of one transfer of KV cache.",
+        "Size of one transfer of KV cache.",
         needs="kv_connector",
         buckets="kv_transfer_size",
         labels=(CONNECTOR, DIRECTION),
@@ -58,7 +59,7 @@ DESCRIPTORS: Histogram[Any] = CONNECTORS.add(
     Histogram(
         "vllm.kv_transfer.descriptors",
         "{descriptor}",
-        "Pieces of memory that one transfer moved.",
+        "Memory regions moved by one transfer.",
         needs="kv_connector",
         buckets="kv_transfer_descriptors",
         labels=(CONNECTOR,),
@@ -68,7 +69,7 @@ IO: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_transfer.io",
         "By",
-        "Bytes of KV cache transferred.",
+        "Transferred bytes of KV cache.",
         needs="kv_connector",
         labels=(CONNECTOR, DIRECTION),
     )
@@ -77,7 +78,8 @@ OPERATION_TIME: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_transfer.operation_time",
         "s",
-        "Time that transfers took, each for itself: those that run at once add up. Bytes over it are the speed of one.",
+        "Total duration of transfers; parallel transfers add up. Bytes divided by this time are the speed of a "
+        "single transfer.",
         needs="kv_connector",
         labels=(CONNECTOR, DIRECTION),
     )
@@ -86,16 +88,17 @@ FAILURES: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_transfer.failures",
         "{failure}",
-        "What failed, each failure under one kind.",
+        "Failures, each under one kind.",
         needs="kv_connector",
         labels=(
             CONNECTOR,
             Label(
                 "kind",
                 cap=16,
-                help="transfer, handshake, notification: between engines. receive: requests whose cache did not come. "
-                "load, store, lookup: operations on what is kept outside the GPU, or a part of one. allocation: no "
-                "room for what was to be stored. promotion, cascade, promotion_allocation: between its tiers",
+                help="transfer, handshake, notification: between engines. receive: requests whose cache did not "
+                "arrive. load, store, lookup: operations on the storage outside the GPU, or parts of one. "
+                "allocation: no room to store. promotion, cascade, promotion_allocation: between storage "
+                "tiers",
             ),
         ),
     )
@@ -104,7 +107,8 @@ EXPIRED: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_transfer.expired",
         "{request}",
-        "Requests whose KV cache was given up because nobody fetched it in time. The engine that would have sent it counts them.",
+        "Requests whose KV cache was released because it was not fetched in time, counted by the engine that holds "
+        "the cache.",
         needs="kv_connector",
         since="0.15.0",
         labels=(CONNECTOR,),
@@ -114,7 +118,8 @@ LATE_NOTIFICATIONS: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_transfer.late_notifications",
         "{notification}",
-        "Notifications that a transfer is done whose KV cache had been given up: it may have been overwritten meanwhile.",
+        "Notifications of a finished transfer that came after its KV cache was released: the transferred data may "
+        "have been overwritten.",
         needs="kv_connector",
         since="0.32.0",
         labels=(CONNECTOR,),
@@ -125,7 +130,7 @@ LOOKUP_DURATION: Histogram[Any] = CONNECTORS.add(
     Histogram(
         "vllm.kv_offload.lookup.duration",
         "s",
-        "Time of one look into what is kept outside the GPU.",
+        "Duration of one lookup in the storage outside the GPU.",
         needs="kv_connector",
         since="0.22.0",
         buckets="kv_lookup",
@@ -136,8 +141,8 @@ LOOKUP_DURATION: Histogram[Any] = CONNECTORS.add(
             Label(
                 "kind",
                 cap=8,
-                help="sync: one call. async: from a call that was put off until one that was not. load, store: one call "
-                "of MooncakeStoreConnector before it loads or stores",
+                help="sync: one call. async: from a deferred call until its result. load, store: one call of "
+                "MooncakeStoreConnector before it loads or stores",
             ),
         ),
     )
@@ -146,7 +151,7 @@ QUERIED: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_offload.queried_blocks",
         "{block}",
-        "Blocks looked up in what is kept outside the GPU.",
+        "Blocks looked up in the storage outside the GPU.",
         needs="kv_connector",
         since="0.28.0",
         labels=(CONNECTOR, TIER),
@@ -156,7 +161,7 @@ HITS: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_offload.hit_blocks",
         "{block}",
-        "Blocks found there.",
+        "Blocks found in the storage outside the GPU.",
         needs="kv_connector",
         since="0.28.0",
         labels=(CONNECTOR, TIER),
@@ -166,7 +171,7 @@ BLOCKS: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_offload.blocks",
         "{block}",
-        "Blocks by what became of them.",
+        "Blocks by outcome of loading or storing.",
         needs="kv_connector",
         since="0.24.0",
         labels=(
@@ -175,8 +180,9 @@ BLOCKS: Counter[Any] = CONNECTORS.add(
             Label(
                 "outcome",
                 cap=16,
-                help="reuse_threshold: not stored, as not asked for often enough. backpressure: not stored, as storage is "
-                "behind. loaded, stored, dropped and skipped for several reasons: as SimpleCPUOffloadConnector has it",
+                help="reuse_threshold: not stored, not requested often enough. backpressure: not stored, storage "
+                "is too slow. loaded, stored, and several kinds of dropped and skipped: as "
+                "SimpleCPUOffloadConnector names them",
             ),
         ),
     )
@@ -185,7 +191,7 @@ USAGE: Gauge[Any] = CONNECTORS.add(
     Gauge(
         "vllm.kv_offload.usage",
         "1",
-        "Share of the blocks kept in host memory that are in use and cannot make room: near 1 nothing more is stored.",
+        "Share of the blocks in host memory that are in use and cannot be evicted. Near 1, nothing more is stored.",
         needs="kv_connector",
         since="0.24.0",
         expires=True,
@@ -207,7 +213,7 @@ TIER_OPERATION_TIME: Counter[Any] = CONNECTORS.add(
     Counter(
         "vllm.kv_offload.tier.operation_time",
         "s",
-        "Time that this took; what runs at once adds up.",
+        "Total duration of the transfers between host memory and the tiers behind it; parallel transfers add up.",
         needs="kv_connector",
         since="0.28.0",
         labels=(CONNECTOR, TIER, DIRECTION),

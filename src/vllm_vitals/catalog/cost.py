@@ -7,7 +7,7 @@ from vllm_vitals.records.step import Facts
 
 BUSY, IDLE, ASLEEP = STATES = ("busy", "idle", "asleep")
 
-STATE = Label("state", STATES, help="busy: it has requests. idle: it has none. asleep: put to sleep")
+STATE = Label("state", STATES, help="busy: has requests. idle: has none. asleep: put to sleep")
 CURRENCY = Label("currency", cap=1, help="the setting `price.currency`")
 
 COSTS = Group(
@@ -20,7 +20,8 @@ GPUS = COSTS.add(
     Gauge(
         "vllm.engine.gpus",
         "{gpu}",
-        "GPUs that one engine works on: tensor, pipeline and prefill context parallel size multiplied. Without GPUs, its workers.",
+        "Number of GPUs that one engine works on: tensor, pipeline and prefill context parallel size multiplied. "
+        "Without GPUs, the number of its workers.",
         record=Facts,
         read="gpus",
     )
@@ -29,7 +30,7 @@ GPU_TIME: Counter[Any] = COSTS.add(
     Counter(
         "vllm.engine.gpu.time",
         "s",
-        "Time of an engine's GPUs since it was ready: its own time, all of it, times `vllm.engine.gpus`.",
+        "GPU time of an engine since it was ready: elapsed time times `vllm.engine.gpus`, by the state of the engine.",
         labels=(STATE,),
     )
 )
@@ -37,7 +38,8 @@ ENERGY: Counter[Any] = COSTS.add(
     Counter(
         "vllm.engine.energy",
         "J",
-        "Energy that the GPUs of an engine used, where it is known which GPUs are its: `hw.energy` by what the engine did.",
+        "Energy used by the GPUs of an engine (`hw.energy`), by the state of the engine. Only where it is known "
+        "which GPUs the engine uses.",
         limit=MAX_JOULES,
         labels=(Label("state", cap=len(STATES), help="`busy`, `idle`, `asleep`, as in `vllm.engine.gpu.time`"),),
     )
@@ -46,8 +48,8 @@ COST: Counter[Any] = COSTS.add(
     Counter(
         "vllm.engine.cost",
         "{currency}",
-        "Price of the GPU time of an engine: `vllm.engine.gpu.time` times the setting `price.per_gpu_hour`, without which there "
-        "is no series.",
+        "Cost of an engine's GPU time: `vllm.engine.gpu.time` times the setting `price.per_gpu_hour`. No series if "
+        "the setting is unset.",
         labels=(STATE, CURRENCY),
     )
 )
@@ -55,8 +57,8 @@ SAVED_COST: Counter[Any] = COSTS.add(
     Counter(
         "vllm.prefix_cache.saved_cost",
         "{currency}",
-        "Price of the GPU time that cached prompt tokens spared, at most: `vllm.prefix_cache.saved_prefill` times "
-        "`vllm.engine.gpus` times the setting `price.per_gpu_hour`, without which there is no series.",
+        "Upper bound of the GPU cost that cached prompt tokens saved: `vllm.prefix_cache.saved_prefill` times "
+        "`vllm.engine.gpus` times the setting `price.per_gpu_hour`. No series if the setting is unset.",
         labels=(CURRENCY,),
     )
 )
@@ -64,7 +66,7 @@ PRICE: Gauge[Any] = COSTS.add(
     Gauge(
         "vllm.gpu.price",
         "{currency}/h",
-        "Price of one GPU for an hour, as the setting `price.per_gpu_hour` has it.",
+        "Price of one GPU per hour, from the setting `price.per_gpu_hour`.",
         scope=Scope.PROCESS,
         labels=(CURRENCY,),
     )

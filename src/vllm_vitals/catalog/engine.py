@@ -38,7 +38,7 @@ INFO = ENGINE.add(
     Gauge(
         "vllm.engine.info",
         "",
-        "Always 1; the labels are facts that an engine was started with.",
+        "Always 1; the labels are the configuration that an engine was started with.",
         record=Facts,
         read=lambda f: {tuple(f.info.get(name, "") for name in INFO_LABELS): 1.0},
         labels=tuple(Label(name, cap=64) for name in INFO_LABELS),
@@ -49,7 +49,7 @@ UP: Gauge[Any] = ENGINE.add(
     Gauge(
         "vllm.engine.up",
         "",
-        "1 while a serving process of the engine is there, 0 once all of them are gone.",
+        "1 while at least one serving process of the engine is alive, else 0.",
     )
 )
 RUNNING = ENGINE.add(
@@ -68,7 +68,7 @@ WAITING = ENGINE.add(
     Gauge(
         "vllm.engine.requests.waiting",
         "{request}",
-        "Requests that the scheduler holds back at the latest step, deferred ones included.",
+        "Requests that wait in the scheduler at the latest step, including deferred ones.",
         record=Step,
         read=_waiting,
         initial=0.0,
@@ -78,8 +78,8 @@ WAITING = ENGINE.add(
             Label(
                 "reason",
                 ("capacity", "deferred"),
-                help="capacity: no room in the batch or the KV cache. deferred: held by a transient limit "
-                "(LoRA slots, KV transfer, grammar); told apart since vLLM 0.20.0",
+                help="capacity: no room in the batch or the KV cache. deferred: held back by a transient limit "
+                "(LoRA slots, KV transfer, grammar); distinguished since vLLM 0.20.0",
             ),
         ),
     )
@@ -88,7 +88,7 @@ LIMIT = ENGINE.add(
     Gauge(
         "vllm.engine.requests.limit",
         "{request}",
-        "Most requests in one batch (max_num_seqs).",
+        "Maximum number of requests in one batch (max_num_seqs).",
         record=Facts,
         read="max_num_seqs",
     )
@@ -97,7 +97,7 @@ TOKEN_LIMIT = ENGINE.add(
     Gauge(
         "vllm.engine.step_tokens.limit",
         "{token}",
-        "Most tokens in one step (max_num_batched_tokens).",
+        "Maximum number of tokens in one step (max_num_batched_tokens).",
         record=Facts,
         read="max_num_batched_tokens",
     )
@@ -120,7 +120,7 @@ SLEEP = ENGINE.add(
     Gauge(
         "vllm.engine.sleep",
         "",
-        "1 for the state that the engine is in, 0 for the others.",
+        "1 for the present sleep state of the engine, 0 for the others.",
         record=Sleep,
         read=lambda e: {state: float(state == e.state) for state in SLEEP_STATES},
         labels=(
@@ -135,7 +135,7 @@ STARTUP = ENGINE.add(
     Gauge(
         "vllm.engine.startup.duration",
         "s",
-        "From the start of the serving process until its engines were ready.",
+        "Time from the start of the serving process until its engines were ready.",
         record=Facts,
         read="startup",
     )
@@ -145,14 +145,15 @@ LIMITED: Counter[Any] = ENGINE.add(
     Counter(
         "vllm.engine.limited.duration",
         "s",
-        "Time of an engine by what kept requests out of its batch: all its time, each second under one value.",
+        "Time of an engine by the reason why requests were kept out of its batch. Every second counts under one "
+        "reason.",
         labels=(
             Label(
                 "limiter",
                 ("none", "max_num_seqs", "token_budget", "kv_cache", "deferred", "idle", "asleep"),
-                help="none: it works and nobody waits. max_num_seqs: the batch is full. token_budget: the tokens of "
-                "a step are given away. kv_cache: no room for a typical prompt, or requests were preempted. "
-                "deferred: held by a transient limit only. idle: nothing to do. asleep: put to sleep",
+                help="none: no request waits. max_num_seqs: the batch is full. token_budget: the tokens of a step "
+                "are used up. kv_cache: no room for a typical prompt, or requests were preempted. deferred: "
+                "held back by a transient limit only. idle: no requests. asleep: put to sleep",
             ),
         ),
     )
@@ -161,8 +162,8 @@ SATURATION: Gauge[Any] = ENGINE.add(
     Gauge(
         "vllm.engine.saturation",
         "1",
-        "How near an engine is to turning work away: 1 while requests wait for room, else the fuller of its batch and its "
-        "KV cache; averaged over about 30 s. To scale on.",
+        "Nearness of an engine to turning work away: 1 while requests wait for room, else the fill level of its "
+        "batch or its KV cache, whichever is fuller. Averaged over about 30 s. Suitable for autoscaling.",
         initial=0.0,
         expires=True,
         limit=1.0,
@@ -173,9 +174,9 @@ IMBALANCE: Gauge[Any] = ENGINE.add(
     Gauge(
         "vllm.engine.imbalance",
         "1",
-        "Work of the busiest engine of a model over the mean of all its engines, in the last 10 s: 1 is even, the number of "
-        "engines is all on one. Only where one endpoint shows several engines; absent without work, and once a process of "
-        "one of them is 10 s behind.",
+        "Work of the busiest engine of a model divided by the mean of all its engines, over the last 10 s: from 1 "
+        "(even) to the number of engines (all on one). Exists only where one endpoint shows several engines. "
+        "Absent without work, and while a process of one of them is more than 10 s behind.",
         scope=Scope.MODEL,
         labels=(
             Label(
@@ -189,7 +190,7 @@ STEP_INTERVAL = STEP.add(
     Histogram(
         "vllm.step.interval",
         "s",
-        "Time between two steps of an engine that had requests left after the first of them.",
+        "Time between two steps of an engine that had requests left after the first of the two.",
         record=Step,
         read="interval",
         buckets="step",
@@ -199,7 +200,7 @@ STEP_DURATION = STEP.add(
     Histogram(
         "vllm.step.duration",
         "s",
-        "Time the engine spent on a step, as vLLM's iteration details report it.",
+        "Time that the engine spent on a step, from vLLM's iteration details.",
         record=Step,
         read="duration",
         buckets="step",
@@ -211,8 +212,9 @@ STEP_PROCESSING = STEP.add(
     Histogram(
         "vllm.step.processing.duration",
         "s",
-        "Time from when the serving process got a step's outputs to when they were on their way to the clients: it turns tokens "
-        "into text, and whatever else is due on its event loop comes between. All streams of the process wait that long.",
+        "Time from the arrival of a step's outputs in the serving process until they are on their way to the "
+        "clients. It includes turning tokens into text and any other work on the event loop. All streams of the "
+        "process wait that long.",
         record=Step,
         read=lambda s: s.processing if s.counts else None,
         buckets="step",
@@ -222,9 +224,10 @@ STEP_TOKENS = STEP.add(
     Histogram(
         "vllm.step.tokens",
         "{token}",
-        "Prompt tokens computed and tokens generated in a step; cached and transferred tokens do not count. A "
-        "chunked prefill counts when its last chunk is done. Before vLLM 0.16.0 cached tokens do count. vLLM's counterpart "
-        "counts them up to 0.22, and it counts a step of 0 tokens wherever requests end without one, as when clients leave.",
+        "Prompt tokens computed and tokens generated in a step, without cached and transferred tokens. A chunked "
+        "prefill counts when its last chunk is done. Before vLLM 0.16.0, cached tokens are included. vLLM's "
+        "counterpart includes them up to 0.22, and it also counts a step of 0 tokens when requests end without a "
+        "token, for example when clients leave.",
         record=Step,
         read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated and s.counts else None,
         buckets="iteration_tokens",
@@ -235,8 +238,8 @@ SCHEDULED_TOKENS = STEP.add(
     Counter(
         "vllm.step.scheduled_tokens",
         "{token}",
-        "Tokens that steps worked on: from vLLM's iteration details where they are enabled, else computed "
-        "prompt tokens (counted at the end of a prefill) and generated tokens.",
+        "Tokens that steps worked on: from vLLM's iteration details where these are enabled, else computed prompt "
+        "tokens (counted at the end of a prefill) and generated tokens.",
         record=Step,
         read="scheduled_tokens",
         labels=(Label("phase", ("prefill", "decode")),),
@@ -258,7 +261,7 @@ FLOPS = STEP.add(
     Counter(
         "vllm.perf.flops",
         "{operation}",
-        "Floating-point operations per GPU, as vLLM estimates them.",
+        "Floating-point operations per GPU, estimated by vLLM.",
         record=Step,
         read="flops",
         needs="mfu",
@@ -270,7 +273,7 @@ MEMORY_TRAFFIC = STEP.add(
     Counter(
         "vllm.perf.memory_traffic",
         "By",
-        "Bytes moved to and from GPU memory per GPU, as vLLM estimates them.",
+        "Bytes moved to and from GPU memory per GPU, estimated by vLLM.",
         record=Step,
         read="memory_traffic",
         labels=(Label("direction", ("read", "write")),),
@@ -283,8 +286,8 @@ FLOPS_LIMIT: Gauge[Any] = STEP.add(
     Gauge(
         "vllm.perf.flops.limit",
         "{operation}/s",
-        "Most floating-point operations per second of one GPU, dense and at the precision that the engine computes with; "
-        "absent while that is not known.",
+        "Peak floating-point operations per second of one GPU, dense, at the precision of the engine. Absent while "
+        "unknown.",
         needs="mfu",
         since="0.14.0",
     )
@@ -293,7 +296,7 @@ MEMORY_TRAFFIC_LIMIT: Gauge[Any] = STEP.add(
     Gauge(
         "vllm.perf.memory_traffic.limit",
         "By/s",
-        "Most bytes per second between one GPU and its memory; absent while that is not known.",
+        "Peak bytes per second between one GPU and its memory. Absent while unknown.",
         needs="mfu",
         since="0.14.0",
     )
@@ -302,8 +305,8 @@ MFU: Gauge[Any] = STEP.add(
     Gauge(
         "vllm.perf.mfu",
         "1",
-        "Model FLOPs utilization: `vllm.perf.flops` per second over `vllm.perf.flops.limit`, averaged over about 30 s, "
-        "idle time included.",
+        "Model FLOPs utilization: `vllm.perf.flops` per second divided by `vllm.perf.flops.limit`. Averaged over "
+        "about 30 s, including idle time.",
         expires=True,
         needs="mfu",
         since="0.14.0",
@@ -313,8 +316,8 @@ MEMORY_TRAFFIC_UTILIZATION: Gauge[Any] = STEP.add(
     Gauge(
         "vllm.perf.memory_traffic.utilization",
         "1",
-        "Model bandwidth utilization: `vllm.perf.memory_traffic`, read and written, per second over "
-        "`vllm.perf.memory_traffic.limit`, averaged over about 30 s, idle time included.",
+        "Model bandwidth utilization: `vllm.perf.memory_traffic` (read and written) per second divided by "
+        "`vllm.perf.memory_traffic.limit`. Averaged over about 30 s, including idle time.",
         expires=True,
         needs="mfu",
         since="0.14.0",

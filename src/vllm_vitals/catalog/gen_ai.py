@@ -34,7 +34,8 @@ def of_successful(requests: Requests, values: Floats) -> Floats:
 GEN_AI = Group(
     "conventions",
     "Conventions",
-    "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). The setting `gen_ai.enabled=false` turns them off.",
+    "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). The setting "
+    "`gen_ai.enabled=false` turns them off.",
 )
 
 GEN_AI_DURATION = GEN_AI.add(
@@ -47,14 +48,14 @@ GEN_AI_DURATION = GEN_AI.add(
         buckets="gen_ai_request_duration",
         limit=MAX_LATENCY_SECONDS,
         read=duration_by_error,
-        labels=(Label("error.type", ("", "error"), help="`error` when the engine failed the request, else absent"),),
+        labels=(Label("error.type", ("", "error"), help="`error` if the engine failed the request, else absent"),),
     )
 )
 GEN_AI_FIRST_TOKEN = GEN_AI.add(
     Histogram(
         "gen_ai.server.time_to_first_token",
         "s",
-        "Time to the first token of a successful request, rebuilt at its end as duration minus decode time.",
+        "Time to the first token of a successful request, computed at its end as duration minus decode time.",
         record=Finished,
         scope=Scope.CONVENTION,
         buckets="gen_ai_time_to_first_token",
@@ -66,7 +67,7 @@ GEN_AI_PER_TOKEN = GEN_AI.add(
     Histogram(
         "gen_ai.server.time_per_output_token",
         "s",
-        "Mean time per output token after the first of a successful request.",
+        "Mean time per output token after the first, of a successful request.",
         record=Finished,
         scope=Scope.CONVENTION,
         buckets="gen_ai_time_per_output_token",

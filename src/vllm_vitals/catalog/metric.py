@@ -170,6 +170,9 @@ class Group:
         self._metrics.append(metric)
         return metric
 
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._metrics
+
     def __iter__(self) -> Iterator[Metric[Any]]:
         return iter(self._metrics)
 

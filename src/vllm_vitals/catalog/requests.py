@@ -45,7 +45,7 @@ PROMPT_TOKENS = TOKENS.add(
     Counter(
         "vllm.tokens.prompt",
         "{token}",
-        "Prompt tokens of requests whose prefill is done, by where they came from.",
+        "Prompt tokens of requests whose prefill is done, by source.",
         record=Step,
         read="prompt_tokens",
         vllm_name="vllm:prompt_tokens_by_source",
@@ -55,7 +55,7 @@ PROMPT_TOKENS = TOKENS.add(
                 ("local_compute", "local_cache_hit", "external_kv_transfer"),
                 open=True,
                 values_from=_sources,
-                help="`unknown` before vLLM 0.16.0, which does not tell",
+                help="`unknown` before vLLM 0.16.0, which does not report the source",
             ),
         ),
     )
@@ -64,7 +64,7 @@ CACHED_TOKENS = TOKENS.add(
     Counter(
         "vllm.tokens.prompt_cached",
         "{token}",
-        "Prompt tokens found in a cache when scheduled, by cache tier.",
+        "Prompt tokens found in a cache when their request was scheduled, by cache tier.",
         record=Step,
         read="cached_by_source",
         vllm_name="vllm:prompt_tokens_cached_by_source",
@@ -77,8 +77,9 @@ RECOMPUTED_TOKENS = TOKENS.add(
     Counter(
         "vllm.tokens.recomputed",
         "{token}",
-        "Tokens that were computed again because their request had been preempted and the prefix cache had lost them. "
-        "Needs prefix caching. Before vLLM 0.27.0 a request counts at every attempt to take it back in, so at most.",
+        "Tokens computed again because their request was preempted and the prefix cache no longer had them. Needs "
+        "prefix caching. Before vLLM 0.27.0, a request counts at every attempt to resume it, so the value is an "
+        "upper bound.",
         record=Step,
         read=lambda s: s.prefix_cache.again if s.prefix_cache else None,
     )
@@ -87,7 +88,7 @@ GENERATION_TOKENS = TOKENS.add(
     Counter(
         "vllm.tokens.generation",
         "{token}",
-        "Tokens generated.",
+        "Generated tokens.",
         record=Step,
         read="generation_tokens",
         vllm_name="vllm:generation_tokens",
@@ -98,7 +99,7 @@ FINISHED = REQUESTS.add(
     Counter(
         "vllm.requests.finished",
         "{request}",
-        "Finished sequences (`n` per request). Requests whose client left are reported to no stat logger.",
+        "Finished sequences (`n` per request). vLLM reports requests whose client disconnected to no stat logger.",
         record=Finished,
         read=lambda r: Tally(r.reason),
         vllm_name="vllm:request_success",
@@ -109,15 +110,16 @@ ABANDONED: Counter[Any] = REQUESTS.add(
     Counter(
         "vllm.requests.abandoned",
         "{request}",
-        "Sequences whose client left after their first token, which vLLM reports to no stat logger: those that started, less "
-        "those that ended and those still there. Exact once the engine is idle, a lower bound before.",
+        "Sequences whose client disconnected after their first token. vLLM reports them to no stat logger: the "
+        "value is the started sequences minus those that finished and those still in the engine. Exact once the "
+        "engine is idle, a lower bound before.",
     )
 )
 REJECTED = REQUESTS.add(
     Counter(
         "vllm.requests.rejected",
         "{request}",
-        "Requests turned away by admission control before they were queued.",
+        "Requests rejected by admission control before they were queued.",
         record=Rejection,
         read=lambda r: {r.reason: r.count},
         scope=Scope.MODEL,
@@ -130,7 +132,7 @@ PREEMPTED = REQUESTS.add(
     Counter(
         "vllm.requests.preempted",
         "{request}",
-        "Preemptions: a request lost its KV cache and must be recomputed.",
+        "Preemptions: a request lost its KV cache and must be computed again.",
         record=Step,
         read="preempted",
         vllm_name="vllm:num_preemptions",
@@ -165,8 +167,8 @@ TIME_TO_FIRST_TOKEN = REQUESTS.add(
     Histogram(
         "vllm.request.time_to_first_token",
         "s",
-        "From a request's arrival to its first token, observed when that token comes. A request that ends without "
-        "a token is not observed.",
+        "Time from a request's arrival to its first token, observed at the first token. A request that ends "
+        "without a token is not observed.",
         record=Step,
         read="first_token_latencies",
         buckets="time_to_first_token",
@@ -179,7 +181,7 @@ INTER_TOKEN_LATENCY = REQUESTS.add(
     Histogram(
         "vllm.request.inter_token_latency",
         "s",
-        "Time between two outputs of a request, observed at every output.",
+        "Time between two outputs of a request, observed at each output.",
         record=Step,
         read="inter_token_latencies",
         repeats="inter_token_repeats",
@@ -193,7 +195,7 @@ MEAN_TIME_PER_OUTPUT_TOKEN = REQUESTS.add(
     Histogram(
         "vllm.request.mean_time_per_output_token",
         "s",
-        "A finished request's decode time over its tokens after the first; needs two tokens.",
+        "Decode time of a finished request divided by its tokens after the first. Needs two tokens.",
         record=Finished,
         read="time_per_output_token",
         buckets="inter_token_latency",
@@ -206,7 +208,7 @@ DURATION = REQUESTS.add(
     Histogram(
         "vllm.request.duration",
         "s",
-        "From a request's arrival to its last token.",
+        "Time from a request's arrival to its last token.",
         record=Finished,
         read="duration",
         buckets="request_latency",
@@ -218,7 +220,7 @@ INFERENCE_DURATION = REQUESTS.add(
     Histogram(
         "vllm.request.inference.duration",
         "s",
-        "From the first time a request is scheduled to its last token: prefill and decode.",
+        "Time from a request's first scheduling to its last token: prefill and decode.",
         record=Finished,
         read="inference",
         buckets="request_latency",
@@ -231,7 +233,7 @@ PHASE_DURATION = REQUESTS.add(
     Histogram(
         "vllm.request.phase.duration",
         "s",
-        "Time of a finished request by phase; the phases add up to its duration.",
+        "Time of a finished request by phase. The phases add up to its duration.",
         record=Finished,
         read=lambda r: {phase: read(r) for phase, read in PHASES.items()},
         buckets="request_latency",
@@ -241,8 +243,8 @@ PHASE_DURATION = REQUESTS.add(
             Label(
                 "phase",
                 tuple(PHASES),
-                help="queue: until first scheduled. prefill: until the first token. decode: until the last. "
-                "frontend: the rest, spent outside the engine",
+                help="queue: until first scheduled. prefill: until the first token. decode: until the last token. "
+                "frontend: the rest, outside the engine",
             ),
         ),
         vllm_name="vllm:request_{queue,prefill,decode}_time_seconds",
@@ -263,7 +265,7 @@ OUTPUT_TOKENS = REQUESTS.add(
     Histogram(
         "vllm.request.output_tokens",
         "{token}",
-        "Tokens generated for a finished sequence.",
+        "Generated tokens of a finished sequence.",
         record=Finished,
         read="output_tokens",
         buckets="request_tokens",
@@ -297,7 +299,7 @@ MAX_TOKENS = REQUESTS.add(
     Histogram(
         "vllm.request.max_tokens",
         "{token}",
-        "The max_tokens that a finished request asked for.",
+        "The max_tokens parameter of a finished request.",
         record=Finished,
         read="max_tokens",
         buckets="request_tokens",
@@ -308,7 +310,7 @@ LONGEST_OUTPUT = REQUESTS.add(
     Histogram(
         "vllm.request.longest_output",
         "{token}",
-        "Tokens of the longest of a finished request's `n` sequences.",
+        "Tokens of the longest sequence among the `n` of a finished request.",
         record=Step,
         read="longest_outputs",
         buckets="request_tokens",
@@ -319,7 +321,7 @@ SEQUENCES_ASKED = REQUESTS.add(
     Histogram(
         "vllm.request.n",
         "{sequence}",
-        "The `n` that a finished request asked for.",
+        "The `n` parameter of a finished request.",
         record=Step,
         read="sequences_asked",
         buckets="request_params_n",
@@ -330,7 +332,7 @@ REQUEST_PREEMPTIONS = REQUESTS.add(
     Histogram(
         "vllm.request.preemptions",
         "{preemption}",
-        "How often a finished request was preempted.",
+        "Preemptions of a finished request.",
         record=Finished,
         read="preemptions",
         buckets="request_num_preemptions",

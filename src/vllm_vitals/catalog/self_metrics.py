@@ -20,7 +20,7 @@ PROCESS = Label(
     ("0",),
     cap=64,
     open=True,
-    help="the number of the serving process; sidecar for a sidecar itself",
+    help="number of the serving process; `sidecar` for the sidecar itself",
     values_from=lambda health: (health.process,),
 )
 EXPORTER = Label("exporter", help="prometheus, otlp", values_from=_exporters)
@@ -31,7 +31,7 @@ INFO: Gauge[Any] = SELF.add(
     Gauge(
         "vitals.info",
         "",
-        "Always 1; which vllm-vitals and Python this is, and where its numbers come from.",
+        "Always 1; the labels are the versions of vllm-vitals and Python, and the source of the metrics.",
         scope=Scope.PROCESS,
         labels=(
             Label("version"),
@@ -44,7 +44,7 @@ STEPS = SELF.add(
     Counter(
         "vitals.steps",
         "{step}",
-        "Engine steps taken in: scheduler stats came or tokens moved.",
+        "Processed engine steps: those with scheduler stats or tokens.",
         record=Step,
         read=lambda s: float(s.counts),
     )
@@ -53,8 +53,8 @@ DROPPED = SELF.add(
     Counter(
         "vitals.steps.dropped",
         "{step}",
-        "Steps lost because a queue was full, that between vLLM and the feeder or what waits for a collector elsewhere, or because that "
-        "collector could not read them.",
+        "Dropped steps. A queue was full (in the serving process, or on the way to a collector outside of it), or "
+        "that collector could not read them.",
         record=Health,
         read=lambda h: {h.process: h.dropped},
         scope=Scope.PROCESS,
@@ -65,11 +65,11 @@ REJECTED: Counter[Any] = SELF.add(
     Counter(
         "vitals.values.rejected",
         "{value}",
-        "Values that cannot be true and were left out of a metric, or clamped to what they can be at most.",
+        "Impossible values that were left out of a metric, or clamped to its maximum.",
         scope=Scope.PROCESS,
         labels=(
             Label("metric", cap=200),
-            Label("reason", cap=4, help="not_finite, negative, absurd (beyond what the metric can reach)"),
+            Label("reason", cap=4, help="not_finite, negative, absurd (above the maximum of the metric)"),
         ),
     )
 )
@@ -85,7 +85,7 @@ ERRORS = SELF.add(
     Counter(
         "vitals.errors",
         "{error}",
-        "Errors that were swallowed so that serving goes on; the log has each kind once.",
+        "Errors that the plugin caught so that serving goes on. The log shows each kind once.",
         record=Health,
         read=lambda h: {(h.process, stage): count for stage, count in h.errors.items()},
         scope=Scope.PROCESS,
@@ -94,8 +94,8 @@ ERRORS = SELF.add(
             Label(
                 "stage",
                 ("hook", "read", "wire", "collect", "export"),
-                help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. "
-                "wire: what came over the socket. collect: adding a step up. export: serving or sending",
+                help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. wire: a message over the "
+                "socket. collect: adding a step to the totals. export: answering a scrape or sending a push",
             ),
         ),
     )
@@ -115,7 +115,7 @@ DETACHED = SELF.add(
     Gauge(
         "vitals.plugin.detached",
         "",
-        "1 when vLLM generates tokens and does not call this plugin any more, else 0.",
+        "1 if vLLM generates tokens but no longer calls this plugin, else 0.",
         record=Health,
         read=lambda h: None if h.detached is None else {h.process: float(h.detached)},
         initial=0.0,
@@ -127,26 +127,26 @@ STEP_AGE: Gauge[Any] = SELF.add(
     Gauge(
         "vitals.step.age",
         "s",
-        "Time since the latest step whose scheduler stats came, or since the engine was started.",
+        "Time since the latest step with scheduler stats, or since the start of the engine.",
     )
 )
 EXPORTS: Counter[Any] = SELF.add(
     Counter(
         "vitals.exports",
         "{export}",
-        "Exports that succeeded: scrapes answered, pushes taken.",
+        "Successful exports: answered scrapes and accepted pushes.",
         scope=Scope.PROCESS,
         labels=(EXPORTER,),
     )
 )
 EXPORTS_FAILED: Counter[Any] = SELF.add(
-    Counter("vitals.exports.failed", "{export}", "Exports that failed.", scope=Scope.PROCESS, labels=(EXPORTER,))
+    Counter("vitals.exports.failed", "{export}", "Failed exports.", scope=Scope.PROCESS, labels=(EXPORTER,))
 )
 POINTS_REFUSED: Counter[Any] = SELF.add(
     Counter(
         "vitals.exports.refused_points",
         "{data_point}",
-        "Points that a receiver left out of pushes that it took.",
+        "Data points that a receiver refused from pushes that it accepted.",
         scope=Scope.PROCESS,
         labels=(EXPORTER,),
     )
@@ -155,12 +155,14 @@ EXPORT_DURATION: Histogram[Any] = SELF.add(
     Histogram(
         "vitals.export.duration",
         "s",
-        "Time to build and hand over one export.",
+        "Time to build and deliver one export.",
         scope=Scope.PROCESS,
         labels=(EXPORTER,),
         buckets="export",
     )
 )
 SERIES: Gauge[Any] = SELF.add(
-    Gauge("vitals.series", "{series}", "Label sets held, a histogram's counted once.", initial=0.0, scope=Scope.PROCESS)
+    Gauge(
+        "vitals.series", "{series}", "Number of series held. A histogram counts once.", initial=0.0, scope=Scope.PROCESS
+    )
 )

@@ -1,4 +1,4 @@
-"""The page `docs/metrics.md`."""
+"""The page `docs/metrics.md`, generated from the catalogue."""
 
 from typing import Any
 
@@ -44,21 +44,20 @@ Series carry these labels besides those in the tables:
 | the `gen_ai` conventions | {convention} |
 | the process | none |
 
-`model_name` is the first served model name, as vLLM labels its own metrics. `engine` is the engine's index: `0`, or with
-data parallelism the rank. A label of ours takes a bounded number of values; what comes after that is added up under
-`_other`. An empty label is left out.
+`model_name` is the first served model name, as in vLLM's own metrics. `engine` is the index of the engine: `0`, or the
+rank with data parallelism. Each label has a bounded number of values. Further values are added up under `_other`. Empty
+labels are left out.
 
-A gauge marked *momentary* shows the latest step. When an engine falls silent in the middle of work for longer than
-`stale_after` (see [settings](settings.md)), its momentary gauges go away instead of standing still.
+A gauge marked *momentary* shows the latest step. If an engine stops reporting in the middle of its work for longer than
+`stale_after` (see [settings](settings.md)), its momentary gauges are removed.
 
-*vLLM's counterpart* is the metric of vLLM's own `/metrics` that tells the same or the nearest to it, by the name that
-vLLM registers it under; counters are scraped with `_total` at the end. Everything here holds for vLLM 0.11.1 and newer
-unless the meaning says more.
+*vLLM's counterpart* is the metric of vLLM's own `/metrics` with the same or the nearest meaning, by its registered name;
+scrapes show counters with `_total` at the end. All metrics exist from vLLM 0.11.1 on, unless the meaning says otherwise.
 
 ## Buckets
 
-Histograms take their bounds from a family. A family is changed by the setting `buckets`, or, for those that vLLM has
-too, by vLLM's `--custom-histogram-buckets`; the setting wins.
+The bounds of a histogram come from its family. The setting `buckets` changes a family. For families that vLLM has too,
+vLLM's option `--custom-histogram-buckets` does the same; the setting takes precedence.
 
 """
 
@@ -94,8 +93,8 @@ def _features() -> str:
         for feature in FEATURES
         if feature in needed
     ]
-    head = "## What vLLM must be asked for\n\nThese metrics have no series unless vLLM is started with an option:\n\n"
-    return head + markdown_table(("`vllm serve` option or variable", "switches on"), rows)
+    head = "## Metrics that need an option of vLLM\n\nThese metrics exist only if vLLM is started with an option:\n\n"
+    return head + markdown_table(("`vllm serve` option or variable", "enables"), rows)
 
 
 def _option(feature: str) -> str:
