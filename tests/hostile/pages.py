@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.exporters.otlp.points import PointBuilder
 from vllm_vitals.exporters.prometheus.text import END, Renderer
 
@@ -23,15 +23,15 @@ MOST_EXEMPLAR = 128
 class Pages:
     """Renders one collector's pages in one format."""
 
-    def __init__(self, collector: Collector, *, openmetrics: bool) -> None:
-        self._collector = collector
+    def __init__(self, aggregator: Aggregator, *, openmetrics: bool) -> None:
+        self._aggregator = aggregator
         self._openmetrics = openmetrics
-        self._renderer = Renderer(collector.store, openmetrics=openmetrics)
+        self._renderer = Renderer(aggregator.store, openmetrics=openmetrics)
         self._before: Numbers = {}
 
     def render(self) -> bytes:
         """Return the next page."""
-        self._collector.refresh()
+        self._aggregator.refresh()
         self._renderer.forget()
         return b"".join(self._renderer.render()) + (END if self._openmetrics else b"")
 
@@ -87,9 +87,9 @@ def check_exemplars(samples: Iterable[Sample]) -> None:
 class Pushes:
     """Builds pushes of one collector's store, each acknowledged."""
 
-    def __init__(self, collector: Collector, **how: Any) -> None:
-        self._collector = collector
-        self._builder = PointBuilder(collector.store, started=1.0, fresh=60.0, **how)
+    def __init__(self, aggregator: Aggregator, **how: Any) -> None:
+        self._aggregator = aggregator
+        self._builder = PointBuilder(aggregator.store, started=1.0, fresh=60.0, **how)
 
     def build(self) -> Any:
         """Return the next push, unchecked."""
@@ -97,7 +97,7 @@ class Pushes:
 
     def next(self) -> Numbers:
         """Return the sums of the next push, after checking all that holds of any."""
-        self._collector.refresh()
+        self._aggregator.refresh()
         push = self._builder.build()
         numbers: Numbers = {}
         for metric in push.metrics:

@@ -134,7 +134,7 @@ def test_whatever_is_answered_over_http(answers: Any, tokens: int, receiver: Scr
     receiver.taken.clear()
     with listening() as lines:
         for answer, end, at in answers:
-            feed(pusher.collector, step(running=1, generation_tokens=tokens))
+            feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
             fed += tokens
             sent = answer.bytes[:end]
             receiver.answer_with(*in_pieces(sent, at))
@@ -365,7 +365,7 @@ def test_whatever_is_answered_over_grpc(answers: list[Any], tokens: int, grpc_re
     grpc_receiver.taken.clear()
     with listening() as lines:
         for answer in answers:
-            feed(pusher.collector, step(running=1, generation_tokens=tokens))
+            feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
             fed += tokens
             grpc_receiver.answer = answer
             got = pusher.push()

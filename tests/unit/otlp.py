@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 )
 
 from tests.waiting import PATIENCE
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.answer import Answer
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
@@ -323,8 +323,8 @@ class Pusher:
     def __init__(self, endpoint: str, **values: Any) -> None:
         apart = {name: values.pop(name) for name in ("exemplars", "stale_after") if name in values}
         self.settings = Settings(otlp={"endpoint": endpoint, "timeout": 5.0, **values}, **apart)
-        self.collector = Collector(self.settings)
-        self.exporter: OtlpExporter = otlp_exporter(self.collector, self.settings, VERSION, AGE)
+        self.aggregator = Aggregator(self.settings)
+        self.exporter: OtlpExporter = otlp_exporter(self.aggregator, self.settings, VERSION, AGE)
 
     def push(self, timeout: float | None = None) -> Answer:
         return self.exporter.push(self.settings.otlp.timeout if timeout is None else timeout)

@@ -1,4 +1,4 @@
-"""The collector: takes records in, keeps the store that every exporter reads."""
+"""The aggregator: takes records in, keeps the store that every exporter reads."""
 
 import logging
 import platform
@@ -17,7 +17,7 @@ from vllm_vitals.aggregation.cost import Costs
 from vllm_vitals.aggregation.gpu_writers import Intake
 from vllm_vitals.aggregation.kv_writers import ConnectorWriter
 from vllm_vitals.aggregation.slo_writers import SloWriter, declare
-from vllm_vitals.catalog import CATALOG, itself
+from vllm_vitals.catalog import CATALOG, self_metrics
 from vllm_vitals.catalog.buckets import plan
 from vllm_vitals.catalog.cache import KV_FREE, SAVED_PREFILL
 from vllm_vitals.catalog.engine import IMBALANCE, LIMITED, UP
@@ -29,8 +29,8 @@ from vllm_vitals.engine.state import Engine, Rules, in_order
 from vllm_vitals.records.gpu import Sample
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import OTHER, Facts, Finished, Gone, Health, Record, Rejection, Sleep, Step
-from vllm_vitals.slo.evaluator import Judge
-from vllm_vitals.store.store import MOST_SCOPES, Store
+from vllm_vitals.slo.evaluator import SloEvaluator
+from vllm_vitals.store.store import MAX_SCOPES, Store
 from vllm_vitals.store.writers import GaugeWriter, Writer, prepare, scope_key, writers
 
 EXEMPLAR_LENGTH = 128 - len("request_id")
@@ -47,7 +47,7 @@ WAITING = 128
 """Finished requests of an engine that are kept to be added up together; a read adds them up in any case."""
 
 
-class Collector:
+class Aggregator:
     """Adds records up by the catalogue. Any thread may call it, except vLLM's event loop."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Collector:
         self._bounds = plan(None, settings.buckets)
         self._imbalance = Imbalance()
         self._costs = Costs(self.store, settings.price)
-        self._judge = Judge(settings.slos) if settings.slos else None
+        self._slo_evaluator = SloEvaluator(settings.slos) if settings.slos else None
         declare(self.store, settings.slos)
         of_process = self._rules("", "", self._bounds, Scope.PROCESS)
         self._process, self._gpus = of_process[Health], Intake(of_process[Sample])
@@ -91,10 +91,10 @@ class Collector:
         """Serving processes that were heard of, this one included."""
         self._hear(Health(process=process))
         for metric in self._in_scope(Scope.PROCESS):
-            if metric.of is not Health:
+            if metric.record is not Health:
                 prepare(self.store[metric], (), self._bounds, settings)
         info = (vllm_vitals.__version__, platform.python_version(), source)
-        self._put(itself.INFO, (), info, 1.0)
+        self._put(self_metrics.INFO, (), info, 1.0)
 
     def add(self, records: Sequence[Record | Sample]) -> None:
         """Add records up, oldest first. Never raises for what they hold: an error is counted and logged once."""
@@ -169,13 +169,13 @@ class Collector:
         """Count one export and its seconds, or a failed one when there is no duration; `refused` of its points."""
         with self.store.lock:
             if refused > 0:
-                self.store[itself.POINTS_REFUSED].number((), (exporter,)).add(refused)
+                self.store[self_metrics.POINTS_REFUSED].number((), (exporter,)).add(refused)
             if duration is None:
-                self.store[itself.EXPORTS_FAILED].number((), (exporter,)).add(1)
+                self.store[self_metrics.EXPORTS_FAILED].number((), (exporter,)).add(1)
                 return
-            self.store[itself.EXPORTS].number((), (exporter,)).add(1)
-            bounds = self._bounds[itself.EXPORT_DURATION.buckets]
-            self.store[itself.EXPORT_DURATION].histogram((), (exporter,), bounds).observe(duration)
+            self.store[self_metrics.EXPORTS].number((), (exporter,)).add(1)
+            bounds = self._bounds[self_metrics.EXPORT_DURATION.buckets]
+            self.store[self_metrics.EXPORT_DURATION].histogram((), (exporter,), bounds).observe(duration)
 
     def refresh(self) -> None:
         """Bring what depends on the time of reading up to date; exporters call it before they read."""
@@ -190,13 +190,13 @@ class Collector:
         now, clock = time.time(), time.monotonic()
         with self.store.lock:
             for engine in self._engines.values():
-                self._put(itself.STEP_AGE, engine.scope, (), max(clock - engine.clock, 0.0))
+                self._put(self_metrics.STEP_AGE, engine.scope, (), max(clock - engine.clock, 0.0))
                 self._expire(engine, clock)
             self._gpus.expire(clock, self._settings.stale_after)
             for (metric, reason), count in list(self.store.rejects.items()):
-                cell = self.store[itself.REJECTED].number((), (metric, reason))
+                cell = self.store[self_metrics.REJECTED].number((), (metric, reason))
                 cell.set(count, now)
-            self._put(itself.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
+            self._put(self_metrics.SERIES, (), (), float(sum(len(family.cells) for family in self.store)))
 
     def _forecast(self, engine: Engine) -> None:
         """Show how much more an engine can take, and what it makes of its GPUs, as far as that can be told."""
@@ -219,7 +219,7 @@ class Collector:
 
     def _drop_gauges(self, engine: Engine) -> None:
         for metric in self._metrics:
-            if isinstance(metric, Gauge) and metric.momentary:
+            if isinstance(metric, Gauge) and metric.expires:
                 self.store[metric].drop(engine.scope)
 
     def _add_steps(self, steps: Sequence[Step]) -> None:
@@ -263,7 +263,7 @@ class Collector:
 
     def _add_facts(self, records: Sequence[Facts]) -> None:
         for facts in records:
-            if "pooling" in facts.features and len(self._pooling) < MOST_SCOPES:
+            if "pooling" in facts.features and len(self._pooling) < MAX_SCOPES:
                 self._pooling.add(label(facts.model))
             bounds = self._plan(facts)
             engine = self._engine(facts.model, facts.engine, bounds)
@@ -296,7 +296,7 @@ class Collector:
     def _add_rejections(self, records: Sequence[Rejection]) -> None:
         for rejection in records:
             model = label(rejection.model)
-            if model not in self._models and len(self._models) >= MOST_SCOPES:
+            if model not in self._models and len(self._models) >= MAX_SCOPES:
                 model = OTHER  # something makes models up
             rules = self._models.get(model)
             if rules is None:
@@ -308,15 +308,15 @@ class Collector:
             engine = self._engines.pop(_fitting((gone.model, gone.engine)), None)
             if engine is not None:
                 self._end(engine)
-                self.store[itself.STEP_AGE].drop(engine.scope)
+                self.store[self_metrics.STEP_AGE].drop(engine.scope)
                 self._put(UP, engine.scope, (), 0.0)
 
     def _hear(self, health: Health) -> None:
         """Make the series of a process when it is first heard of, so that its first error is an increase."""
-        if health.process not in self._processes and len(self._processes) < MOST_SCOPES:
+        if health.process not in self._processes and len(self._processes) < MAX_SCOPES:
             self._processes.add(health.process)
             for metric in self._in_scope(Scope.PROCESS):
-                if metric.of is Health:
+                if metric.record is Health:
                     prepare(self.store[metric], (), self._bounds, health)
 
     def _add_health(self, records: Sequence[Health]) -> None:
@@ -350,7 +350,7 @@ class Collector:
     def _engine(self, model: str, name: str, bounds: Mapping[str, tuple[float, ...]] | None = None) -> Engine:
         model, name = _fitting((model, name))
         engine = self._engines.get((model, name))
-        if engine is None and len(self._engines) >= MOST_SCOPES:
+        if engine is None and len(self._engines) >= MAX_SCOPES:
             model = name = OTHER  # something makes engines up
             engine = self._engines.get((model, name))
         if engine is None or bounds is not None:
@@ -366,12 +366,12 @@ class Collector:
         rules: Rules = {kind: [] for kind in (Step, Facts, Finished, Sleep, Rejection, Health, Sample)}
         for metric in self._in_scope(*scopes):
             scope = self._scope(metric, model, engine)
-            if metric.of is not None:
-                rules[metric.of] += writers(self.store[metric], scope, bounds, exemplars=exemplars)
+            if metric.record is not None:
+                rules[metric.record] += writers(self.store[metric], scope, bounds, exemplars=exemplars)
         if Scope.ENGINE in scopes:
             rules[Step].append(ConnectorWriter(self.store, (model, engine), bounds))
-        if self._judge and Scope.ENGINE in scopes:
-            rules[Finished].append(SloWriter(self.store, (model, engine), self._judge))
+        if self._slo_evaluator and Scope.ENGINE in scopes:
+            rules[Finished].append(SloWriter(self.store, (model, engine), self._slo_evaluator))
         return rules
 
     def _in_scope(self, *scopes: Scope) -> Iterable[Metric[Any]]:

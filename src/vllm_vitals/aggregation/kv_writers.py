@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from vllm_vitals.catalog.connectors import CONNECTORS, IO
-from vllm_vitals.catalog.itself import UNKNOWN_CONNECTORS
 from vllm_vitals.catalog.metric import Counter, Histogram, Key
+from vllm_vitals.catalog.self_metrics import UNKNOWN_CONNECTORS
 from vllm_vitals.records.step import Reported, Step
 from vllm_vitals.store.store import Family, Store
 from vllm_vitals.store.writers import Writer

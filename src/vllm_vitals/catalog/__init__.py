@@ -4,13 +4,13 @@ from typing import Any
 
 from vllm_vitals.catalog.cache import CACHE, LORA, SPECULATIVE
 from vllm_vitals.catalog.connectors import CONNECTORS
-from vllm_vitals.catalog.conventions import CONVENTIONS
 from vllm_vitals.catalog.cost import COSTS
 from vllm_vitals.catalog.engine import ENGINE, STEP
+from vllm_vitals.catalog.gen_ai import GEN_AI
 from vllm_vitals.catalog.gpu import GPU
-from vllm_vitals.catalog.itself import ITSELF
 from vllm_vitals.catalog.metric import Counter, Gauge, Histogram, Label, Metric, Scope
 from vllm_vitals.catalog.requests import REQUESTS, TOKENS
+from vllm_vitals.catalog.self_metrics import SELF
 from vllm_vitals.catalog.slo import SLOS
 
 GROUPS: dict[str, tuple[Metric[Any], ...]] = {
@@ -24,9 +24,9 @@ GROUPS: dict[str, tuple[Metric[Any], ...]] = {
     "speculative": SPECULATIVE,
     "connectors": CONNECTORS,
     "cost": COSTS,
-    "conventions": CONVENTIONS,
+    "conventions": GEN_AI,
     "gpu": GPU,
-    "itself": ITSELF,
+    "itself": SELF,
 }
 CATALOG: tuple[Metric[Any], ...] = tuple(metric for group in GROUPS.values() for metric in group)
 

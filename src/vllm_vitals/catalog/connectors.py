@@ -5,7 +5,7 @@ Each connector reports in a format of its own; `vllm.reports` brings them all to
 
 from typing import Any
 
-from vllm_vitals.catalog.metric import LONGEST, Counter, Gauge, Histogram, Label
+from vllm_vitals.catalog.metric import MAX_LATENCY_SECONDS, Counter, Gauge, Histogram, Label
 
 CONNECTOR = Label("connector", help="the class of the connector, each of those that a MultiConnector has")
 DIRECTION = Label(
@@ -18,11 +18,11 @@ TIER = Label("tier", cap=16, help="of several tiers of storage, as vLLM names th
 DURATION: Histogram[Any] = Histogram(
     "vllm.kv_transfer.duration", "s",
     "Time that one transfer of KV cache took. OffloadingConnector tells no single ones since vLLM 0.24.0.",
-    needs="kv_connector", buckets="kv_transfer_duration", limit=LONGEST, labels=(CONNECTOR, DIRECTION),
+    needs="kv_connector", buckets="kv_transfer_duration", limit=MAX_LATENCY_SECONDS, labels=(CONNECTOR, DIRECTION),
 )  # fmt: skip
 POST_DURATION: Histogram[Any] = Histogram(
     "vllm.kv_transfer.post.duration", "s", "Time that it took to hand one transfer to the network.",
-    needs="kv_connector", buckets="kv_transfer_duration", limit=LONGEST, labels=(CONNECTOR,),
+    needs="kv_connector", buckets="kv_transfer_duration", limit=MAX_LATENCY_SECONDS, labels=(CONNECTOR,),
 )  # fmt: skip
 SIZE: Histogram[Any] = Histogram(
     "vllm.kv_transfer.size", "By", "Bytes of one transfer of KV cache.",
@@ -63,7 +63,7 @@ LATE_NOTIFICATIONS: Counter[Any] = Counter(
 
 LOOKUP_DURATION: Histogram[Any] = Histogram(
     "vllm.kv_offload.lookup.duration", "s", "Time of one look into what is kept outside the GPU.",
-    needs="kv_connector", since="0.22.0", buckets="kv_lookup", limit=LONGEST,
+    needs="kv_connector", since="0.22.0", buckets="kv_lookup", limit=MAX_LATENCY_SECONDS,
     labels=(CONNECTOR, TIER,
             Label("kind", cap=8,
                   help="sync: one call. async: from a call that was put off until one that was not. load, store: one call "
@@ -88,7 +88,7 @@ BLOCKS: Counter[Any] = Counter(
 USAGE: Gauge[Any] = Gauge(
     "vllm.kv_offload.usage", "1",
     "Share of the blocks kept in host memory that are in use and cannot make room: near 1 nothing more is stored.",
-    needs="kv_connector", since="0.24.0", momentary=True, limit=1.0, labels=(CONNECTOR,),
+    needs="kv_connector", since="0.24.0", expires=True, limit=1.0, labels=(CONNECTOR,),
 )  # fmt: skip
 TIER_IO: Counter[Any] = Counter(
     "vllm.kv_offload.tier.io", "By", "Bytes moved between host memory and the tiers behind it.",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vllm_vitals.catalog.metric import MOST_JOULES, Counter, Gauge, Label, Scope
+from vllm_vitals.catalog.metric import MAX_JOULES, Counter, Gauge, Label, Scope
 from vllm_vitals.records.step import Facts
 
 BUSY, IDLE, ASLEEP = STATES = ("busy", "idle", "asleep")
@@ -13,7 +13,7 @@ CURRENCY = Label("currency", cap=1, help="the setting `price.currency`")
 GPUS = Gauge(
     "vllm.engine.gpus", "{gpu}",
     "GPUs that one engine works on: tensor, pipeline and prefill context parallel size multiplied. Without GPUs, its workers.",
-    of=Facts, read="gpus",
+    record=Facts, read="gpus",
 )  # fmt: skip
 GPU_TIME: Counter[Any] = Counter(
     "vllm.engine.gpu.time", "s",
@@ -22,7 +22,7 @@ GPU_TIME: Counter[Any] = Counter(
 ENERGY: Counter[Any] = Counter(
     "vllm.engine.energy", "J",
     "Energy that the GPUs of an engine used, where it is known which GPUs are its: `hw.energy` by what the engine did.",
-    limit=MOST_JOULES,
+    limit=MAX_JOULES,
     labels=(Label("state", cap=len(STATES), help="`busy`, `idle`, `asleep`, as in `vllm.engine.gpu.time`"),),
 )  # fmt: skip
 COST: Counter[Any] = Counter(

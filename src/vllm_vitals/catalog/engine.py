@@ -21,8 +21,8 @@ def _waiting(step: Step) -> dict[str, float] | None:
 
 INFO = Gauge(
     "vllm.engine.info", "", "Always 1; the labels are facts that an engine was started with.",
-    of=Facts, read=lambda f: {tuple(f.info.get(name, "") for name in INFO_LABELS): 1.0},
-    labels=tuple(Label(name, cap=64) for name in INFO_LABELS), native="vllm:cache_config_info",
+    record=Facts, read=lambda f: {tuple(f.info.get(name, "") for name in INFO_LABELS): 1.0},
+    labels=tuple(Label(name, cap=64) for name in INFO_LABELS), vllm_name="vllm:cache_config_info",
 )  # fmt: skip
 UP: Gauge[Any] = Gauge(
     "vllm.engine.up",
@@ -31,41 +31,41 @@ UP: Gauge[Any] = Gauge(
 )
 RUNNING = Gauge(
     "vllm.engine.requests.running", "{request}", "Requests in the batch at the latest step.",
-    of=Step, read="running", initial=0.0, momentary=True, native="vllm:num_requests_running",
+    record=Step, read="running", initial=0.0, expires=True, vllm_name="vllm:num_requests_running",
 )  # fmt: skip
 WAITING = Gauge(
     "vllm.engine.requests.waiting", "{request}",
     "Requests that the scheduler holds back at the latest step, deferred ones included.",
-    of=Step, read=_waiting, initial=0.0, momentary=True,
-    native="vllm:num_requests_waiting_by_reason",
+    record=Step, read=_waiting, initial=0.0, expires=True,
+    vllm_name="vllm:num_requests_waiting_by_reason",
     labels=(Label("reason", ("capacity", "deferred"),
                   help="capacity: no room in the batch or the KV cache. deferred: held by a transient limit "
                        "(LoRA slots, KV transfer, grammar); told apart since vLLM 0.20.0"),),
 )  # fmt: skip
 LIMIT = Gauge(
     "vllm.engine.requests.limit", "{request}", "Most requests in one batch (max_num_seqs).",
-    of=Facts, read="max_num_seqs",
+    record=Facts, read="max_num_seqs",
 )  # fmt: skip
 TOKEN_LIMIT = Gauge(
     "vllm.engine.step_tokens.limit", "{token}", "Most tokens in one step (max_num_batched_tokens).",
-    of=Facts, read="max_num_batched_tokens",
+    record=Facts, read="max_num_batched_tokens",
 )  # fmt: skip
 KV_FETCH = Gauge(
     "vllm.engine.requests.kv_fetch", "{request}", "Waiting requests by stage of their asynchronous KV load.",
-    of=Step, read=lambda s: (s.kv_fetch or {}) if s.scheduled else None, momentary=True, needs="kv_consumer", since="0.32.0",
+    record=Step, read=lambda s: (s.kv_fetch or {}) if s.scheduled else None, expires=True, needs="kv_consumer", since="0.32.0",
     labels=(Label("stage", ("waiting_to_start", "in_progress", "completed_waiting")),),
-    native="vllm:num_requests_kv_fetch_by_stage",
+    vllm_name="vllm:num_requests_kv_fetch_by_stage",
 )  # fmt: skip
 SLEEP = Gauge(
     "vllm.engine.sleep", "", "1 for the state that the engine is in, 0 for the others.",
-    of=Sleep, read=lambda e: {state: float(state == e.state) for state in SLEEP_STATES},
+    record=Sleep, read=lambda e: {state: float(state == e.state) for state in SLEEP_STATES},
     labels=(Label("state", SLEEP_STATES, help="paused is sleep level 0, weights_offloaded level 1, discard_all level 2"),),
-    native="vllm:engine_sleep_state",
+    vllm_name="vllm:engine_sleep_state",
 )  # fmt: skip
 STARTUP = Gauge(
     "vllm.engine.startup.duration", "s",
     "From the start of the serving process until its engines were ready.",
-    of=Facts, read="startup",
+    record=Facts, read="startup",
 )  # fmt: skip
 
 LIMITED: Counter[Any] = Counter(
@@ -80,7 +80,7 @@ SATURATION: Gauge[Any] = Gauge(
     "vllm.engine.saturation", "1",
     "How near an engine is to turning work away: 1 while requests wait for room, else the fuller of its batch and its "
     "KV cache; averaged over about 30 s. To scale on.",
-    initial=0.0, momentary=True, limit=1.0,
+    initial=0.0, expires=True, limit=1.0,
 )  # fmt: skip
 
 IMBALANCE: Gauge[Any] = Gauge(
@@ -95,46 +95,46 @@ IMBALANCE: Gauge[Any] = Gauge(
 STEP_INTERVAL = Histogram(
     "vllm.step.interval", "s",
     "Time between two steps of an engine that had requests left after the first of them.",
-    of=Step, read="interval", buckets="step",
+    record=Step, read="interval", buckets="step",
 )  # fmt: skip
 STEP_DURATION = Histogram(
     "vllm.step.duration", "s", "Time the engine spent on a step, as vLLM's iteration details report it.",
-    of=Step, read="duration", buckets="step", needs="iteration_details", since="0.26.0",
+    record=Step, read="duration", buckets="step", needs="iteration_details", since="0.26.0",
 )  # fmt: skip
 STEP_PROCESSING = Histogram(
     "vllm.step.processing.duration", "s",
     "Time from when the serving process got a step's outputs to when they were on their way to the clients: it turns tokens "
     "into text, and whatever else is due on its event loop comes between. All streams of the process wait that long.",
-    of=Step, read=lambda s: s.processing if s.counts else None, buckets="step",
+    record=Step, read=lambda s: s.processing if s.counts else None, buckets="step",
 )  # fmt: skip
 STEP_TOKENS = Histogram(
     "vllm.step.tokens", "{token}",
     "Prompt tokens computed and tokens generated in a step; cached and transferred tokens do not count. A "
     "chunked prefill counts when its last chunk is done. Before vLLM 0.16.0 cached tokens do count. vLLM's counterpart "
     "counts them up to 0.22, and it counts a step of 0 tokens wherever requests end without one, as when clients leave.",
-    of=Step, read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated and s.counts else None,
-    buckets="iteration_tokens", native="vllm:iteration_tokens_total",
+    record=Step, read=lambda s: s.computed_tokens + s.generation_tokens if s.iterated and s.counts else None,
+    buckets="iteration_tokens", vllm_name="vllm:iteration_tokens_total",
 )  # fmt: skip
 SCHEDULED_TOKENS = Counter(
     "vllm.step.scheduled_tokens", "{token}",
     "Tokens that steps worked on: from vLLM's iteration details where they are enabled, else computed "
     "prompt tokens (counted at the end of a prefill) and generated tokens.",
-    of=Step, read="scheduled_tokens", labels=(Label("phase", ("prefill", "decode")),),
+    record=Step, read="scheduled_tokens", labels=(Label("phase", ("prefill", "decode")),),
 )  # fmt: skip
 GRAPH_TOKENS = Counter(
     "vllm.cuda_graph.tokens", "{token}", "Tokens run through the model, with and without CUDA-graph padding.",
-    of=Step, read="graph_tokens", labels=(Label("kind", ("padded", "unpadded")),),
+    record=Step, read="graph_tokens", labels=(Label("kind", ("padded", "unpadded")),),
     needs="cudagraph", since="0.13.0",
 )  # fmt: skip
 FLOPS = Counter(
     "vllm.perf.flops", "{operation}", "Floating-point operations per GPU, as vLLM estimates them.",
-    of=Step, read="flops", needs="mfu", since="0.14.0",
-    native="vllm:estimated_flops_per_gpu_total",
+    record=Step, read="flops", needs="mfu", since="0.14.0",
+    vllm_name="vllm:estimated_flops_per_gpu_total",
 )  # fmt: skip
 MEMORY_TRAFFIC = Counter(
     "vllm.perf.memory_traffic", "By", "Bytes moved to and from GPU memory per GPU, as vLLM estimates them.",
-    of=Step, read="memory_traffic", labels=(Label("direction", ("read", "write")),),
-    needs="mfu", since="0.14.0", native="vllm:estimated_{read,write}_bytes_per_gpu_total",
+    record=Step, read="memory_traffic", labels=(Label("direction", ("read", "write")),),
+    needs="mfu", since="0.14.0", vllm_name="vllm:estimated_{read,write}_bytes_per_gpu_total",
 )  # fmt: skip
 FLOPS_LIMIT: Gauge[Any] = Gauge(
     "vllm.perf.flops.limit", "{operation}/s",
@@ -151,13 +151,13 @@ MFU: Gauge[Any] = Gauge(
     "vllm.perf.mfu", "1",
     "Model FLOPs utilization: `vllm.perf.flops` per second over `vllm.perf.flops.limit`, averaged over about 30 s, "
     "idle time included.",
-    momentary=True, needs="mfu", since="0.14.0",
+    expires=True, needs="mfu", since="0.14.0",
 )  # fmt: skip
 MEMORY_TRAFFIC_UTILIZATION: Gauge[Any] = Gauge(
     "vllm.perf.memory_traffic.utilization", "1",
     "Model bandwidth utilization: `vllm.perf.memory_traffic`, read and written, per second over "
     "`vllm.perf.memory_traffic.limit`, averaged over about 30 s, idle time included.",
-    momentary=True, needs="mfu", since="0.14.0",
+    expires=True, needs="mfu", since="0.14.0",
 )  # fmt: skip
 
 ENGINE = (INFO, UP, RUNNING, WAITING, LIMIT, TOKEN_LIMIT, KV_FETCH, LIMITED, SATURATION, IMBALANCE, SLEEP, STARTUP)

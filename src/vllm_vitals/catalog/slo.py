@@ -7,10 +7,10 @@ from vllm_vitals.catalog.metric import Counter, Gauge, Label, Scope
 from vllm_vitals.catalog.requests import PHASES
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
-MOST_SLOS = 32
+MAX_SLOS = 32
 """Each makes up to 17 series for every engine."""
 
-SLO = Label("slo", cap=MOST_SLOS, help="the name that the setting `slos` gives it")
+SLO = Label("slo", cap=MAX_SLOS, help="the name that the setting `slos` gives it")
 OBJECTIVE = Label("objective", OBJECTIVES, help="ttft: time to first token. tpot: time per output token. e2e: duration")
 OUTCOME = Label("outcome", ("good", "bad"), help="good: every limit was met. bad: one was not, or the request failed")
 

@@ -41,9 +41,9 @@ def _entry(group: str, metric: Metric[Any]) -> dict[str, Any]:
         "labels": [_label(label) for label in metric.labels],
         "scope_labels": [{"name": name, "prometheus": prometheus_label(name)} for name in metric.scope.value],
         "help": metric.help,
-        "momentary": isinstance(metric, Gauge) and metric.momentary,
+        "momentary": isinstance(metric, Gauge) and metric.expires,
         "buckets": _buckets(metric),
-        "native": metric.native or None,
+        "native": metric.vllm_name or None,
         "needs": {"feature": metric.needs, "switch": FEATURES[metric.needs]} if metric.needs else None,
         "since": metric.since or None,
     }
@@ -97,6 +97,6 @@ def _facts(metric: Metric[Any]) -> dict[str, str]:
     facts = {
         "switched on by": FEATURES[metric.needs] if metric.needs else "",
         "since vLLM": metric.since,
-        "vLLM's counterpart": metric.native,
+        "vLLM's counterpart": metric.vllm_name,
     }
     return {name: value for name, value in facts.items() if value}

@@ -133,8 +133,8 @@ def _section(group: str, metrics: tuple[Metric[Any], ...]) -> str:
 
 
 def _row(metric: Metric[Any]) -> tuple[str, ...]:
-    kind = f"{metric.kind}, momentary" if isinstance(metric, Gauge) and metric.momentary else metric.kind
-    names, native = (code(metric.name), code(metric.prometheus)), code(metric.native)
+    kind = f"{metric.kind}, momentary" if isinstance(metric, Gauge) and metric.expires else metric.kind
+    names, native = (code(metric.name), code(metric.prometheus)), code(metric.vllm_name)
     return (*names, kind, code(metric.unit), _labels(metric), _meaning(metric), native)
 
 

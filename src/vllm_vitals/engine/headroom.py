@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_vitals._util.amounts import clamp
-from vllm_vitals.catalog.metric import LONGEST
+from vllm_vitals.catalog.metric import MAX_LATENCY_SECONDS
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Step
 
 Indexes = NDArray[np.intp]
 
-REMEMBERED = 200.0
-"""Finished requests over which what is typical is averaged: older ones count less and less."""
+RECENT_REQUESTS = 200.0
+"""Averages fade over this many finished requests: older ones count less and less."""
 MANY_TOKENS = 32
 """Tokens computed of a prompt without which its prefill does not tell the speed of one."""
 SPACING = 2.0
@@ -53,7 +53,7 @@ class Typical:
         if not count:
             return
         reused = np.where(np.isfinite(cached), np.clip(cached, 0, given), 0.0)
-        weight = 1 - math.exp(-count / REMEMBERED)
+        weight = 1 - math.exp(-count / RECENT_REQUESTS)
         self.prompt = _blend(self.prompt, float((given - reused)[known].mean()), weight)
         self.length = _blend(self.length, float((given + made)[known].mean()), weight)
 
@@ -77,10 +77,10 @@ class Prefill:
         given = np.where((given >= 0) & np.isfinite(given), given, 0.0)
         cached = np.where(np.isfinite(cached), np.clip(cached, 0, given), 0.0)
         left = given - cached
-        known = (prefill > 0) & (prefill < requests.most) & (prefill <= LONGEST) & (left >= MANY_TOKENS)
+        known = (prefill > 0) & (prefill < requests.most) & (prefill <= MAX_LATENCY_SECONDS) & (left >= MANY_TOKENS)
         if count := int(known.sum()):
             each = float(prefill[known].sum() / left[known].sum())
-            self.seconds_per_token = _blend(self.seconds_per_token, each, 1 - math.exp(-count / REMEMBERED))
+            self.seconds_per_token = _blend(self.seconds_per_token, each, 1 - math.exp(-count / RECENT_REQUESTS))
         return float(cached.sum()) * (self.seconds_per_token or 0.0)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vllm_vitals._util.amounts import quotient
 from vllm_vitals.catalog.engine import RUNNING, SCHEDULED_TOKENS
-from vllm_vitals.store.cells import Cell, NumberCell
+from vllm_vitals.store.series import Cell, NumberCell
 from vllm_vitals.store.store import Store
 
 WINDOW = 10.0

@@ -7,7 +7,7 @@ from typing import Any
 from vllm_vitals._util.amounts import amount, quotient
 from vllm_vitals._util.log import log_once
 from vllm_vitals.catalog.engine import FLOPS_LIMIT, MEMORY_TRAFFIC_LIMIT, MEMORY_TRAFFIC_UTILIZATION, MFU
-from vllm_vitals.catalog.metric import MOST, Gauge
+from vllm_vitals.catalog.metric import MAX_COUNT, Gauge
 from vllm_vitals.config.settings import PerfSettings
 from vllm_vitals.engine.headroom import MEMORY
 from vllm_vitals.gpu.peaks import peak
@@ -56,10 +56,12 @@ class Perf:
 
     def step(self, step: Step) -> None:
         """Take in what vLLM estimates of a step."""
-        if flops := amount(step.flops, MOST):
+        if flops := amount(step.flops, MAX_COUNT):
             self._estimated = True
             self._flops.add(step.clock, flops)
-        if step.memory_traffic and (moved := sum(amount(each, MOST) or 0.0 for each in step.memory_traffic.values())):
+        if step.memory_traffic and (
+            moved := sum(amount(each, MAX_COUNT) or 0.0 for each in step.memory_traffic.values())
+        ):
             self._traffic.add(step.clock, moved)
 
     def gauges(self, clock: float, settings: PerfSettings) -> dict[Gauge[Any], float | None]:

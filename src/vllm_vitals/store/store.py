@@ -1,17 +1,22 @@
 """The state behind every exporter: a family for each metric, a cell for each label set, all bounded."""
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from vllm_vitals._util.labels import label as fit
 from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Label, Metric
 from vllm_vitals.records.step import OTHER
-from vllm_vitals.store.cells import Cell, HistogramCell, NumberCell, Rejects, fault
+from vllm_vitals.store.series import Cell, HistogramCell, NumberCell, Reading, Rejects, fault
 
-MOST_SCOPES = 1024
+MAX_SCOPES = 1024
 """Distinct (model, engine) pairs; beyond that something makes labels up."""
+
+Series = tuple[Key, Cell, Reading | None]
+"""One series; there is no reading where the cell still has the version that the reader knows."""
+Snapshot = list[tuple[Metric[Any], list[Series]]]
+"""Each metric with its series, in the store's order."""
 
 
 class Family:
@@ -50,7 +55,7 @@ class Family:
     def _place(self, scope: Key, own: Sequence[str]) -> Key:
         """Return where a series is kept: past a cap together with others."""
         scope = _fitting(scope)
-        if scope not in self._scopes and len(self._scopes) >= MOST_SCOPES:
+        if scope not in self._scopes and len(self._scopes) >= MAX_SCOPES:
             scope = tuple(OTHER for _ in scope)
         self._scopes.add(scope)
         places = zip(self._seen, self.metric.labels, own, strict=True)
@@ -137,3 +142,31 @@ class Store:
 
     def __iter__(self) -> Iterator[Family]:
         return iter(self._families.values())
+
+
+def snapshot(
+    store: Store,
+    wanted: Callable[[Metric[Any]], bool] = lambda _: True,
+    known: Mapping[Cell, int] | None = None,
+) -> Snapshot:
+    """Return all series of the wanted metrics as they are between two records.
+
+    The lock is held all the time, so that no record is added meanwhile: whoever adds waits for it, which vLLM's event
+    loop never does. `known`: versions that need no reading.
+    """
+    have = known or {}
+    found: Snapshot = []
+    with store.lock:
+        for family in store:
+            if not (family.cells and wanted(family.metric)):
+                continue
+            series: list[Series] = []
+            for key, cell in family.cells.items():
+                if have.get(cell) == cell.version:
+                    series.append((key, cell, None))
+                else:
+                    series.append((key, cell, cell.read()))
+                    checkpoint()
+            found.append((family.metric, series))
+            checkpoint()
+    return found

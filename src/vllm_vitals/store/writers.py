@@ -12,7 +12,7 @@ import numpy as np
 from vllm_vitals.catalog.metric import Gauge, Histogram, Key, Metric, Scope, reader
 from vllm_vitals.records.request_batch import Floats, Requests
 from vllm_vitals.records.step import Finished
-from vllm_vitals.store.cells import Exemplar, HistogramCell
+from vllm_vitals.store.series import Exemplar, HistogramCell
 from vllm_vitals.store.store import Family
 
 _UNFIT = re.compile(r'["\\{}]').search
@@ -81,7 +81,7 @@ class HistogramWriter(Writer):
         super().__init__(family, scope, read)
         metric: Histogram[Any] = family.metric  # type: ignore[assignment]
         self._bounds = bounds
-        self._ceiling = reader(metric.ceiling) if metric.ceiling else None
+        self._max_from_record = reader(metric.max_from_record) if metric.max_from_record else None
         self._cells: dict[Any, HistogramCell] = {}
 
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
@@ -89,7 +89,7 @@ class HistogramWriter(Writer):
         if not values:
             return
         if told := array("d", b"".join(values) if isinstance(values[0], array) else values):
-            self._cell(()).extend(told, self._ceiling(records[-1]) if self._ceiling else None)
+            self._cell(()).extend(told, self._max_from_record(records[-1]) if self._max_from_record else None)
 
     def _cell(self, own: Key) -> HistogramCell:
         cell = self._cells.get(own)
@@ -109,7 +109,7 @@ class RepeatedWriter(HistogramWriter):
     def take(self, records: Sequence[Any], time: float) -> None:  # noqa: ARG002, D102
         told = [(values, self._repeats(record)) for record in records if (values := self.read(record))]
         if told:
-            most = self._ceiling(records[-1]) if self._ceiling else None
+            most = self._max_from_record(records[-1]) if self._max_from_record else None
             cell = self._cell(())
             for values, times in told:
                 cell.extend(values, most, times)
@@ -131,8 +131,8 @@ class RequestWriter(HistogramWriter):
 
     def _observe(self, own: Key, values: Floats, requests: Requests) -> None:
         kept = values == values  # noqa: PLR0124 - false where it is NaN: vLLM did not say
-        if self._ceiling:
-            absurd = values > self._ceiling(requests)
+        if self._max_from_record:
+            absurd = values > self._max_from_record(requests)
             if absurd.any():
                 self.family.rejects[self.family.metric.name, "absurd"] += int(absurd.sum())
                 kept &= ~absurd
@@ -158,13 +158,13 @@ def writers(
     `exemplars` is the most characters of one, 0 for none.
     """
     metric = family.metric
-    if metric.of is None or metric.read is None:
+    if metric.record is None or metric.read is None:
         return
     if not isinstance(metric, Histogram):
         yield _PLAIN[metric.kind, bool(metric.labels)](family, scope, metric.read)
         return
     edges = bounds[metric.buckets]
-    if metric.of is Finished:
+    if metric.record is Finished:
         yield RequestWriter(family, scope, metric.read, edges, exemplars=exemplars)
     elif metric.repeats:
         yield RepeatedWriter(family, scope, metric.read, edges)
@@ -184,15 +184,15 @@ def _own(label: Any) -> Key:
     return label if isinstance(label, tuple) else (label,)
 
 
-def prepare(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], told: Any = None) -> None:
-    """Make the series that are known beforehand, so that a rate over them has a start.
+def prepare(family: Family, scope: Key, bounds: Mapping[str, tuple[float, ...]], source: Any = None) -> None:
+    """Create the series that are known in advance, so that a rate over them has a start.
 
-    `told`: the record, or the settings, that tells which values a label will have besides those that it always has.
+    `source`: the record, or the settings, that `Label.values_from` reads.
     """
     metric: Metric[Any] = family.metric
     if isinstance(metric, Gauge) and metric.initial is None:
         return
-    for own in product(*(each.known(told) for each in metric.labels)):
+    for own in product(*(each.initial_values(source) for each in metric.labels)):
         if isinstance(metric, Histogram):
             family.histogram(scope, own, bounds[metric.buckets])
         else:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.builders import ENGINE, Clock, Sight, facts, feed, step
 from vllm_vitals.aggregation import aggregator as module
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.engine.headroom import FEWEST, MEMORY, SPACING, Prefill, Saturation, Trend, Typical, level
 from vllm_vitals.records.request_batch import Requests
@@ -213,55 +213,55 @@ def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+def aggregator(monkeypatch: pytest.MonkeyPatch) -> Aggregator:
     monkeypatch.setattr(module, "time", Clock())
-    made = Collector(Settings())
+    made = Aggregator(Settings())
     feed(made, facts(max_num_seqs=4, kv_cache_tokens=1000))
     return made
 
 
-def test_free_sequences_are_what_is_free_by_what_one_holds(collector: Collector) -> None:
+def test_free_sequences_are_what_is_free_by_what_one_holds(aggregator: Aggregator) -> None:
     ended = tuple(request(150, 50) for _ in range(5))
-    feed(collector, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
-    assert Sight(collector)(FREE, **ENGINE) == 750 / 200
+    feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
+    assert Sight(aggregator)(FREE, **ENGINE) == 750 / 200
 
 
-def test_what_cannot_be_told_is_not_shown(collector: Collector) -> None:
-    feed(collector, step(101.0, running=1, kv_cache_usage=0.25))
-    see = Sight(collector)
+def test_what_cannot_be_told_is_not_shown(aggregator: Aggregator) -> None:
+    feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25))
+    see = Sight(aggregator)
     assert see(FREE, **ENGINE) is None
     assert see(FULL, **ENGINE) is None
 
 
-def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(collector: Collector) -> None:
+def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(aggregator: Aggregator) -> None:
     for second in range(20):
-        feed(collector, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
-    collector.flush(119.0)
-    see = Sight(collector)
+        feed(aggregator, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
+    aggregator.flush(119.0)
+    see = Sight(aggregator)
     assert see(FULL, **ENGINE) == pytest.approx(61.0)
     for second in range(60):
-        feed(collector, step(120.0 + second, running=1, kv_cache_usage=0.39))
-    collector.flush(179.0)
+        feed(aggregator, step(120.0 + second, running=1, kv_cache_usage=0.39))
+    aggregator.flush(179.0)
     assert see(FULL, **ENGINE) is None
 
 
-def test_saturation_is_1_after_long_queueing_and_falls_when_idle(collector: Collector) -> None:
-    see = Sight(collector)
+def test_saturation_is_1_after_long_queueing_and_falls_when_idle(aggregator: Aggregator) -> None:
+    see = Sight(aggregator)
     assert see(SATURATION, **ENGINE) == 0.0
-    feed(collector, step(101.0, running=4, waiting=2, kv_cache_usage=0.3))
-    collector.flush(401.0)
+    feed(aggregator, step(101.0, running=4, waiting=2, kv_cache_usage=0.3))
+    aggregator.flush(401.0)
     assert see(SATURATION, **ENGINE) == pytest.approx(1.0, abs=1e-4)
-    feed(collector, step(401.0, running=0, kv_cache_usage=0.0))
-    collector.flush(401.0 + MEMORY)
+    feed(aggregator, step(401.0, running=0, kv_cache_usage=0.0))
+    aggregator.flush(401.0 + MEMORY)
     assert see(SATURATION, **ENGINE) == pytest.approx(math.exp(-1), abs=1e-4)
 
 
-def test_the_shares_of_batch_and_step_follow_from_what_is_shown(collector: Collector) -> None:
+def test_the_shares_of_batch_and_step_follow_from_what_is_shown(aggregator: Aggregator) -> None:
     """As docs/headroom.md has them."""
-    feed(collector, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
-    feed(collector, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
-    feed(collector, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
-    see = Sight(collector)
+    feed(aggregator, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
+    feed(aggregator, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
+    feed(aggregator, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
+    see = Sight(aggregator)
 
     def shown(name: str) -> float:
         assert name in PAGE.read_text()

@@ -162,5 +162,5 @@ def test_labels_follow_the_convention(metric):
 
 
 def test_every_metric_is_in_the_group():
-    declared = {each for each in vars(catalog).values() if getattr(each, "of", None) is Sample}
+    declared = {each for each in vars(catalog).values() if getattr(each, "record", None) is Sample}
     assert declared == set(GPU)

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_vitals.catalog.itself import INFO
+from vllm_vitals.catalog.self_metrics import INFO
 
 PATIENCE = 2.0
 LISTENING = "0A"

@@ -19,7 +19,7 @@ from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError
 from vllm_vitals._util.log import LOGGER, keep_out, log_once
 from vllm_vitals._util.pacing import paced
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import OtlpSettings, Settings
 from vllm_vitals.exporters.otlp.answer import Answer, failed, redacted, sort
@@ -49,7 +49,7 @@ class OtlpExporter:
 
     def __init__(
         self,
-        collector: Collector,
+        aggregator: Aggregator,
         settings: OtlpSettings,
         target: Target,
         identity: Resource,
@@ -64,13 +64,13 @@ class OtlpExporter:
         `identity` says who pushes, as far as that is known at the start. `started` is Unix seconds, for `fresh` see
         `PointBuilder`. `native` gives a registry to be pushed too.
         """
-        self._collector = collector
+        self._aggregator = aggregator
         self._settings = settings
         self._target = target
-        self._identity = Identity(identity, collector.store)
+        self._identity = Identity(identity, aggregator.store)
         self._connect = make
         self._points = PointBuilder(
-            collector.store,
+            aggregator.store,
             temporality=settings.temporality,
             exponential=settings.histograms == "exponential",
             started=started,
@@ -130,17 +130,17 @@ class OtlpExporter:
         start = time.perf_counter()
         self._whole = True
         try:
-            self._collector.refresh()
+            self._aggregator.refresh()
             push = self._points.build()
             answer = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
-            self._collector.error("export", "A push could not be built", key="otlp-build")
+            self._aggregator.error("export", "A push could not be built", key="otlp-build")
             answer, push = failed(error), None
         answer = redacted(answer, self._target.redactor)
         if answer.ok and push is not None:
             self._points.acknowledge(push, whole=self._whole)
             answer.rejected = min(answer.rejected, push.points)
-        self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
+        self._aggregator.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
         self._tell(answer)
         return answer
 
@@ -153,7 +153,7 @@ class OtlpExporter:
                 "vLLM's own metrics take long to be read: ours are pushed without them, they as soon as they are there"
             )
             log_once(logging.WARNING, late, key="otlp-native-late")
-            self._collector.count_error("export")
+            self._aggregator.count_error("export")
             return
         yield from found.items
         try:
@@ -162,10 +162,10 @@ class OtlpExporter:
             self._whole = False
             unread = "vLLM's own metrics could not be read, trying again at every push: %s"
             log_once(logging.WARNING, unread, clean(str(error), LONGEST_REASON))
-            self._collector.count_error("export")
+            self._aggregator.count_error("export")
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
             self._whole = False
-            self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
+            self._aggregator.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
     def _bear_with(self, native: Callable[[float], bool]) -> None:
         self._await(native, min(PATIENCE, self._settings.interval / 2))
@@ -283,7 +283,7 @@ class OtlpExporter:
 
 
 def otlp_exporter(
-    collector: Collector,
+    aggregator: Aggregator,
     settings: Settings,
     version: str,
     age: float,
@@ -302,7 +302,7 @@ def otlp_exporter(
     otlp = settings.otlp
     identity = resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
     return OtlpExporter(
-        collector,
+        aggregator,
         otlp,
         target,
         identity,

@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 
 from vllm_vitals.catalog import engine
 from vllm_vitals.records.step import OTHER
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 from vllm_vitals.store.store import Store
 
 DEFAULT_SERVICE = "vllm"

@@ -23,10 +23,8 @@ from opentelemetry.sdk.metrics.export import Metric as OtelMetric
 
 from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Metric
-from vllm_vitals.store.cells import Cell, Exemplar, HistogramCell
-from vllm_vitals.store.exponential import Exponential
-from vllm_vitals.store.snapshot import snapshot
-from vllm_vitals.store.store import Store
+from vllm_vitals.store.series import Cell, Exemplar, Exponential, HistogramCell
+from vllm_vitals.store.store import Store, snapshot
 
 NANO = 1_000_000_000
 T = TypeVar("T")
@@ -186,7 +184,7 @@ class PointBuilder:
     def _seen(self, metric: Metric[Any], cell: Cell, now: int) -> float | None:
         """Return when a gauge was observed: the step's time while steps come, else now."""
         seen: float = getattr(cell, "time", 0.0)
-        return seen if getattr(metric, "momentary", False) and 0 <= now / NANO - seen < self._fresh else None
+        return seen if getattr(metric, "expires", False) and 0 <= now / NANO - seen < self._fresh else None
 
     def _data(self, kind: str, first: Any, points: Any) -> Any:
         temporality = AggregationTemporality.DELTA if self._delta else AggregationTemporality.CUMULATIVE

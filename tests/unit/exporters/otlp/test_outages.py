@@ -68,7 +68,7 @@ def pushing() -> Iterator[Callable[..., Pusher]]:
 
 def count(pusher: Pusher, name: str) -> float:
     registry = CollectorRegistry()
-    registry.register(VitalsCollector(pusher.collector))
+    registry.register(VitalsCollector(pusher.aggregator))
     return registry.get_sample_value(name, LABEL) or 0.0
 
 
@@ -80,7 +80,7 @@ def outcomes(pusher: Pusher) -> tuple[float, float, float]:
 
 
 def tell(pusher: Pusher, tokens: int = 1) -> None:
-    feed(pusher.collector, step(running=1, generation_tokens=tokens))
+    feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
 
 
 def loud(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.unit.builders import MODEL, examples, facts, feed, step
 from tests.unit.otlp import Key, metrics, points
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp import points as point_module
 from vllm_vitals.exporters.otlp.answer import Answer
@@ -27,7 +27,7 @@ from vllm_vitals.exporters.otlp.identity import resource
 from vllm_vitals.exporters.otlp.target import Target
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.records.step import CacheUse, Finished, Sleep
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 
 OK, FAILED = Answer(ok=True), Answer(error="refused")
 
@@ -55,9 +55,9 @@ class Link:
     def __init__(self, native: Any = None, **otlp: Any) -> None:
         settings = Settings(otlp={"endpoint": "http://nowhere", **otlp}, stale_after=0)
         self.wire = Wire()
-        self.collector = Collector(settings)
+        self.aggregator = Aggregator(settings)
         self.exporter = OtlpExporter(
-            self.collector, settings.otlp, Target("http://nowhere", "http/protobuf"),
+            self.aggregator, settings.otlp, Target("http://nowhere", "http/protobuf"),
             resource({}, service="s", version="1", attributes={}),
             started=time.time() - 10, fresh=60.0, make=lambda *_: self.wire, native=native,
         )  # fmt: skip
@@ -81,9 +81,9 @@ class Link:
 
     def held(self, *, but: str = "vitals.export") -> dict[Key, tuple[Any, ...]]:
         """Return what the store has of each series that counts."""
-        self.collector.refresh()
+        self.aggregator.refresh()
         found: dict[Key, tuple[Any, ...]] = {}
-        for family in self.collector.store:
+        for family in self.aggregator.store:
             if family.metric.kind == "gauge" or family.metric.name.startswith(but):
                 continue
             for key, cell in family.cells.items():
@@ -140,12 +140,12 @@ either = pytest.mark.parametrize("temporality", ["cumulative", "delta"])
 @given(events=events)
 def test_all_that_was_taken_is_the_store(temporality: str, histograms: str, events: list[Any]) -> None:
     link = Link(temporality=temporality, histograms=histograms)
-    feed(link.collector, facts("0"))
+    feed(link.aggregator, facts("0"))
     for event in events:
         if isinstance(event, bool):
             link.push(ok=event)
         else:
-            feed(link.collector, event)
+            feed(link.aggregator, event)
     link.push()
     got = {key: value for key, value in link.sums().items() if key in link.held()}
     assert got == link.held()
@@ -167,10 +167,10 @@ def test_every_outcome_is_counted_once(temporality: str) -> None:
 @either
 def test_a_series_that_appears_during_an_outage_arrives_whole(temporality: str) -> None:
     link = Link(temporality=temporality)
-    feed(link.collector, step(engine="0", running=1))
+    feed(link.aggregator, step(engine="0", running=1))
     link.push()
     for _ in range(3):
-        feed(link.collector, step(engine="late", running=1, generation_tokens=7))
+        feed(link.aggregator, step(engine="late", running=1, generation_tokens=7))
         link.push(ok=False)
     link.push()
     key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "late")}))
@@ -185,7 +185,7 @@ def test_a_gauge_that_vanished_is_not_pushed_again(temporality: str) -> None:
                                             ("state", "running")}))  # fmt: skip
     shown = []
     for adapters in ({"sql": 1}, {}, {"sql": 2}):
-        feed(link.collector, step(running=1, lora_running=adapters))
+        feed(link.aggregator, step(running=1, lora_running=adapters))
         link.push()
         shown.append(points(link.wire.taken[-1]).get(key))
     assert shown[0].as_double == 1
@@ -195,7 +195,7 @@ def test_a_gauge_that_vanished_is_not_pushed_again(temporality: str) -> None:
 
 def test_delta_leaves_out_what_did_not_change() -> None:
     link = Link(temporality="delta")
-    feed(link.collector, step(running=1, generation_tokens=3))
+    feed(link.aggregator, step(running=1, generation_tokens=3))
     link.push()
     link.push()
     names = {name for name, _ in points(link.wire.taken[-1])}
@@ -207,7 +207,7 @@ def test_delta_leaves_out_what_did_not_change() -> None:
 def test_delta_windows_adjoin_and_span_an_outage() -> None:
     link = Link(temporality="delta")
     for ok in (True, False, True):
-        feed(link.collector, step(running=1))
+        feed(link.aggregator, step(running=1))
         link.push(ok=ok)
     first, second = (metrics(message)["vitals.steps"].sum.data_points[0] for message in link.wire.taken)
     assert second.start_time_unix_nano == first.time_unix_nano
@@ -217,7 +217,7 @@ def test_delta_windows_adjoin_and_span_an_outage() -> None:
 def test_extremes_are_those_of_the_window_or_absent() -> None:
     link = Link(temporality="delta")
     for values in ([0.25, 8.0], [1.0]):
-        feed(link.collector, step(running=1, iterated=True, inter_token_latencies=array("d", values)))
+        feed(link.aggregator, step(running=1, iterated=True, inter_token_latencies=array("d", values)))
         link.push()
     first, second = (
         metrics(message)["vllm.request.inter_token_latency"].histogram.data_points[0] for message in link.wire.taken
@@ -228,9 +228,9 @@ def test_extremes_are_those_of_the_window_or_absent() -> None:
 
 def test_a_push_without_some_of_its_points_is_not_sent_again() -> None:
     link = Link(temporality="delta")
-    feed(link.collector, step(running=1, generation_tokens=3))
+    feed(link.aggregator, step(running=1, generation_tokens=3))
     link.push(answer=Answer(ok=True, rejected=2, warning="too old"))
-    feed(link.collector, step(running=1, generation_tokens=4))
+    feed(link.aggregator, step(running=1, generation_tokens=4))
     link.push()
     key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
     assert [points(message)[key].as_double for message in link.wire.taken] == [3, 4]
@@ -238,12 +238,12 @@ def test_a_push_without_some_of_its_points_is_not_sent_again() -> None:
 
 def test_what_comes_while_a_push_is_under_way_is_in_the_next() -> None:
     link = Link(temporality="delta")
-    feed(link.collector, step(running=1, generation_tokens=1))
+    feed(link.aggregator, step(running=1, generation_tokens=1))
     plain = link.wire.send
 
     def send(data: MetricsData) -> Answer:
         answer = plain(data)
-        feed(link.collector, step(running=1, generation_tokens=10))
+        feed(link.aggregator, step(running=1, generation_tokens=10))
         return answer
 
     link.wire.send = send  # type: ignore[method-assign]
@@ -256,11 +256,11 @@ def test_what_comes_while_a_push_is_under_way_is_in_the_next() -> None:
 @either
 def test_a_push_that_cannot_be_encoded_loses_nothing(temporality: str, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link(temporality=temporality)
-    feed(link.collector, step(running=1, generation_tokens=5))
+    feed(link.aggregator, step(running=1, generation_tokens=5))
     with monkeypatch.context() as broken:
         broken.setattr(link.exporter._points, "build", lambda: 1 / 0)
         assert "ZeroDivisionError" in link.push().error
-    feed(link.collector, Sleep(MODEL, "0", "awake"))
+    feed(link.aggregator, Sleep(MODEL, "0", "awake"))
     link.push()
     key = ("vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")}))
     assert link.sums()[key] == (5,)
@@ -278,8 +278,8 @@ def test_the_encoder_rests_between_points(monkeypatch: pytest.MonkeyPatch) -> No
         rests[phase[0]] += 1
 
     link = Link()
-    features = {metric.metric.needs for metric in link.collector.store} - {""}
-    feed(link.collector, *(facts(str(engine), *features) for engine in range(8)))
+    features = {metric.metric.needs for metric in link.aggregator.store} - {""}
+    feed(link.aggregator, *(facts(str(engine), *features) for engine in range(8)))
     plain = link.wire.send
 
     def send(data: MetricsData) -> Answer:
@@ -304,8 +304,8 @@ def test_it_really_sleeps_between_pieces_of_work(monkeypatch: pytest.MonkeyPatch
         real(0)
 
     link = Link()
-    features = {metric.metric.needs for metric in link.collector.store} - {""}
-    feed(link.collector, *(facts(str(engine), *features) for engine in range(8)))
+    features = {metric.metric.needs for metric in link.aggregator.store} - {""}
+    feed(link.aggregator, *(facts(str(engine), *features) for engine in range(8)))
     plain = link.wire.send
     marks = []
 
@@ -335,10 +335,10 @@ def test_native_metrics_that_cannot_be_read_once_are_neither_lost_nor_doubled(te
         return registry
 
     link = Link(native=native, temporality=temporality)
-    feed(link.collector, step(running=1, generation_tokens=5))
+    feed(link.aggregator, step(running=1, generation_tokens=5))
     assert link.push().ok
     broken.set()
-    feed(link.collector, step(running=1, generation_tokens=5))
+    feed(link.aggregator, step(running=1, generation_tokens=5))
     assert link.push().ok  # ours leave without them
     broken.clear()
     counter.inc(1)
@@ -355,7 +355,7 @@ def test_a_broken_file_of_a_multiprocess_directory_does_not_cost_the_push(tmp_pa
     MultiProcessCollector(registry, path=str(tmp_path))
     link = Link(native=lambda: registry, temporality="delta")
     for tokens in (5, 6):
-        feed(link.collector, step(running=1, generation_tokens=tokens))
+        feed(link.aggregator, step(running=1, generation_tokens=tokens))
         assert link.push().ok
     assert link.sums()["vllm.tokens.generation", frozenset({("model_name", MODEL), ("engine", "0")})] == (11,)
     errors = frozenset({("process", "0"), ("stage", "export")})
@@ -365,8 +365,8 @@ def test_a_broken_file_of_a_multiprocess_directory_does_not_cost_the_push(tmp_pa
 def test_ours_on_vllms_page_are_not_pushed_twice() -> None:
     registry = CollectorRegistry()
     link = Link(native=lambda: registry)
-    feed(link.collector, step(running=1, generation_tokens=5))
-    registry.register(VitalsCollector(link.collector))  # as prometheus.join_native does
+    feed(link.aggregator, step(running=1, generation_tokens=5))
+    registry.register(VitalsCollector(link.aggregator))  # as prometheus.join_native does
     link.push()
     names = [metric.name for metric in metrics(link.wire.taken[-1]).values()]
     assert "vllm.tokens.generation" in names

@@ -1,4 +1,4 @@
-"""The state of one series: a number, or a histogram that is filled in bulk."""
+"""The state of one series: a number, or a histogram that is filled in bulk, with explicit or exponential buckets."""
 
 import math
 from array import array
@@ -11,19 +11,99 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_vitals._util.amounts import LARGEST
-from vllm_vitals.store.exponential import Exponential
 
-PENDING = 16384
+MAX_PENDING = 16384
 """Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
 
-REPEATED = 256
+MAX_PENDING_REPEATED = 256
 """The same of values that come many times each."""
 
-MANY = 24
+MIN_BULK = 24
 """Values from which comparing them all at once pays."""
+
+MAX_BUCKETS = 160
+MAX_SCALE = 20
+MIN_SCALE = -10
 
 Rejects = Counter[tuple[str, str]]
 """How many values were refused, by metric name and reason."""
+
+
+class Exponential:
+    """Counts of positive values by bucket index at `scale`; bucket i holds (2^(i/2^scale), 2^((i+1)/2^scale)].
+
+    `counts[0]` is that of bucket `offset`; zeros are counted apart.
+    """
+
+    __slots__ = ("counts", "offset", "scale", "zeros")
+
+    def __init__(
+        self, scale: int = MAX_SCALE, offset: int = 0, counts: NDArray[np.int64] | None = None, zeros: int = 0
+    ) -> None:
+        self.scale = scale
+        self.offset = offset
+        self.counts = np.zeros(0, dtype=np.int64) if counts is None else counts
+        self.zeros = zeros
+
+    def add(self, values: NDArray[np.float64], times: NDArray[np.int64] | None = None) -> None:
+        """Take values in, none of them negative or infinite; `times`: how many of each there are, if not one."""
+        above = values > 0
+        positive, weights = values[above], None if times is None else times[above]
+        self.zeros += len(values) - len(positive) if times is None else int(times[~above].sum())
+        if not positive.size:
+            return
+        logs = np.log2(positive)
+        self._make_room(float(logs.min()), float(logs.max()))
+        indexes = np.ceil(np.ldexp(logs, self.scale)).astype(np.int64) - 1
+        low, high = int(indexes.min()), int(indexes.max())
+        if self.counts.size:
+            low, high = min(low, self.offset), max(high, self.offset + len(self.counts) - 1)
+        grown = np.zeros(high - low + 1, dtype=np.int64)
+        grown[self.offset - low : self.offset - low + len(self.counts)] = self.counts
+        grown += np.bincount(indexes - low, weights, len(grown)).astype(np.int64)
+        self.offset, self.counts = low, grown
+
+    def _make_room(self, least: float, greatest: float) -> None:
+        """Lower the scale until all that is held, and values of these base-2 logarithms, fit."""
+        scale = self.scale
+        while scale > MIN_SCALE:
+            shift = self.scale - scale
+            low, high = _index(least, scale), _index(greatest, scale)
+            if self.counts.size:
+                low = min(low, self.offset >> shift)
+                high = max(high, (self.offset + len(self.counts) - 1) >> shift)
+            if high - low < MAX_BUCKETS:
+                break
+            scale -= 1
+        coarser = self.at(scale)
+        self.scale, self.offset, self.counts = scale, coarser.offset, coarser.counts
+
+    def at(self, scale: int) -> "Exponential":
+        """Return the same at a scale that is not finer."""
+        shift = self.scale - scale
+        if not shift or not self.counts.size:
+            return Exponential(scale, self.offset >> shift, self.counts.copy(), self.zeros)
+        indexes = np.arange(self.offset, self.offset + len(self.counts)) >> shift
+        low = int(indexes[0])
+        merged = np.bincount(indexes - low, weights=self.counts).astype(np.int64)
+        return Exponential(scale, low, merged, self.zeros)
+
+    def since(self, earlier: "Exponential") -> "Exponential":
+        """Return what was taken in after an earlier state of the same histogram."""
+        before = earlier.at(self.scale)
+        counts = self.counts.copy()
+        if before.counts.size:
+            start = before.offset - self.offset
+            counts[start : start + len(before.counts)] -= before.counts
+        return Exponential(self.scale, self.offset, counts, self.zeros - before.zeros)
+
+    def copy(self) -> "Exponential":
+        """Return a state that does not change any more."""
+        return self.at(self.scale)
+
+
+def _index(log: float, scale: int) -> int:
+    return int(np.ceil(np.ldexp(log, scale))) - 1
 
 
 class Exemplar(NamedTuple):
@@ -162,13 +242,13 @@ class HistogramCell:
         else:
             self._pending.extend(values)
         self.version += len(self._pending) > before
-        if len(self._pending) >= PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self.settle()
 
     def _repeat(self, values: Iterable[float], times: int) -> None:
         self._repeated += ((value, times) for value in values)
         self.version += 1
-        if len(self._repeated) >= REPEATED:
+        if len(self._repeated) >= MAX_PENDING_REPEATED:
             self._settle_repeated()
 
     def merge(self, counts: Sequence[int], total: float) -> None:
@@ -237,7 +317,7 @@ class HistogramCell:
 
     def _sort(self, values: NDArray[np.float64], first: int, last: int) -> None:
         """Count values into the buckets from the first to the last that any of them falls into."""
-        if len(values) < MANY:
+        if len(values) < MIN_BULK:
             for value in values.tolist():
                 self._counts[bisect_left(self.bounds, value)] += 1
             return

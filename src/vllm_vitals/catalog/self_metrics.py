@@ -17,9 +17,9 @@ def _exporters(settings: Any) -> Iterator[str]:
 
 PROCESS = Label(
     "process", ("0",), cap=64, open=True, help="the number of the serving process; sidecar for a sidecar itself",
-    ahead=lambda health: (health.process,),
+    values_from=lambda health: (health.process,),
 )  # fmt: skip
-EXPORTER = Label("exporter", help="prometheus, otlp", ahead=_exporters)
+EXPORTER = Label("exporter", help="prometheus, otlp", values_from=_exporters)
 
 INFO: Gauge[Any] = Gauge(
     "vitals.info", "", "Always 1; which vllm-vitals and Python this is, and where its numbers come from.",
@@ -29,12 +29,12 @@ INFO: Gauge[Any] = Gauge(
 )  # fmt: skip
 STEPS = Counter(
     "vitals.steps", "{step}", "Engine steps taken in: scheduler stats came or tokens moved.",
-    of=Step, read=lambda s: float(s.counts),
+    record=Step, read=lambda s: float(s.counts),
 )  # fmt: skip
 DROPPED = Counter(
     "vitals.steps.dropped", "{step}", "Steps lost because a queue was full, that between vLLM and the feeder or what waits for a collector elsewhere, or because that "
     "collector could not read them.",
-    of=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
+    record=Health, read=lambda h: {h.process: h.dropped}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 REJECTED: Counter[Any] = Counter(
     "vitals.values.rejected", "{value}",
@@ -48,7 +48,7 @@ UNKNOWN_CONNECTORS: Counter[Any] = Counter(
 )  # fmt: skip
 ERRORS = Counter(
     "vitals.errors", "{error}", "Errors that were swallowed so that serving goes on; the log has each kind once.",
-    of=Health, read=lambda h: {(h.process, stage): count for stage, count in h.errors.items()}, scope=Scope.PROCESS,
+    record=Health, read=lambda h: {(h.process, stage): count for stage, count in h.errors.items()}, scope=Scope.PROCESS,
     labels=(PROCESS,
             Label("stage", ("hook", "read", "wire", "collect", "export"),
                   help="hook: a call from vLLM. read: a vLLM object of an unexpected shape. "
@@ -56,11 +56,11 @@ ERRORS = Counter(
 )  # fmt: skip
 HOOK_TIME = Counter(
     "vitals.hook.duration", "s", "Time that vLLM's event loop spent in the hooks of this plugin.",
-    of=Health, read=lambda h: {h.process: h.hook_time}, scope=Scope.PROCESS, labels=(PROCESS,),
+    record=Health, read=lambda h: {h.process: h.hook_time}, scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 DETACHED = Gauge(
     "vitals.plugin.detached", "", "1 when vLLM generates tokens and does not call this plugin any more, else 0.",
-    of=Health, read=lambda h: None if h.detached is None else {h.process: float(h.detached)}, initial=0.0,
+    record=Health, read=lambda h: None if h.detached is None else {h.process: float(h.detached)}, initial=0.0,
     scope=Scope.PROCESS, labels=(PROCESS,),
 )  # fmt: skip
 STEP_AGE: Gauge[Any] = Gauge(
@@ -87,7 +87,7 @@ SERIES: Gauge[Any] = Gauge(
     "vitals.series", "{series}", "Label sets held, a histogram's counted once.", initial=0.0, scope=Scope.PROCESS
 )
 
-ITSELF = (
+SELF = (
     INFO, STEPS, DROPPED, REJECTED, UNKNOWN_CONNECTORS, ERRORS, HOOK_TIME, DETACHED, STEP_AGE, EXPORTS, EXPORTS_FAILED,
     POINTS_REFUSED, EXPORT_DURATION, SERIES,
 )  # fmt: skip
