@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.checkpoints import at_checkpoints
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
@@ -363,7 +364,9 @@ def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetric
 
     for _ in range(3):
         before = added
-        fits(parsed(pages.render(come_between).replace(b"# EOF\n", b"")))
+        with at_checkpoints(come_between):
+            page = pages.render()
+        fits(parsed(page.replace(b"# EOF\n", b"")))
         assert added > before + 50, "nothing could come between: this test shows nothing"
 
 
@@ -380,8 +383,9 @@ def test_nor_does_a_push() -> None:
 
     pushes = Pushes(aggregator, temporality="cumulative", exponential=False)
     for _ in range(3):
-        aggregator.refresh(come_between)
-        push = pushes.build(come_between)
+        with at_checkpoints(come_between):
+            aggregator.refresh()
+            push = pushes.build()
         (steps, queried, hits) = (
             sum(point.value for metric in push.metrics if metric.name == name for point in metric.data.data_points)
             for name in ("vitals.steps", "vllm.prefix_cache.queried_tokens", "vllm.prefix_cache.hit_tokens")

@@ -73,7 +73,7 @@ def ours():
 
 
 def push():
-    from vllm_vitals import runtime
+    from vllm_vitals.deployment import runtime
     logger.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
     assert runtime.runtime().exporters["vitals_otlp"].push(5.0).ok
 
