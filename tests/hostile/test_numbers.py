@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 from types import SimpleNamespace as Stats
 from typing import Any
 
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
+from tests.unit.otlp import decoded, metrics
+from vllm_vitals._util import pacing
+from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.config.settings import Settings
@@ -367,23 +371,27 @@ def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetric
         assert added > before + 50, "nothing could come between: this test shows nothing"
 
 
-def test_nor_does_a_push() -> None:
+def test_nor_does_a_push(monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
     lock: Any = aggregator.store.lock
     added = 0
 
-    def come_between() -> None:
+    def come_between(_: float) -> None:
         nonlocal added
         if not lock._is_owned():
             added += 1
-            one_more(aggregator, 100.0 + added, str(added % 2))
+            with paced(active=False):
+                one_more(aggregator, 100.0 + added, str(added % 2))
 
     pushes = Pushes(aggregator, temporality="cumulative", exponential=False)
+    monkeypatch.setattr(pacing, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(pacing, "time", SimpleNamespace(monotonic=time.monotonic, sleep=come_between))
     for _ in range(3):
-        aggregator.refresh(come_between)
-        push = pushes.build(come_between)
+        with paced():
+            aggregator.refresh()
+            push = metrics(decoded(pushes.build()))
         (steps, queried, hits) = (
-            sum(point.value for metric in push.metrics if metric.name == name for point in metric.data.data_points)
+            sum(point.as_double for point in push[name].sum.data_points)
             for name in ("vitals.steps", "vllm.prefix_cache.queried_tokens", "vllm.prefix_cache.hit_tokens")
         )
         assert (queried, hits) == (4 * steps, 2 * steps)

@@ -249,7 +249,7 @@ def test_abandoning_touches_no_lock() -> None:
 PRELUDE = """
 import os, sys, threading, time
 from types import SimpleNamespace
-from vllm_vitals import runtime
+from vllm_vitals.deployment import runtime
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
 
 host = runtime.runtime()
