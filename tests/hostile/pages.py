@@ -8,8 +8,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
+from tests.unit.otlp import decoded, points
 from vllm_vitals.aggregation.aggregator import Aggregator
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import END, Renderer
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -89,7 +90,7 @@ class Pushes:
 
     def __init__(self, aggregator: Aggregator, **how: Any) -> None:
         self._aggregator = aggregator
-        self._builder = PointBuilder(aggregator.store, started=1.0, fresh=60.0, **how)
+        self._builder = PushBuilder(aggregator.store, started=1.0, fresh=60.0, **how)
 
     def build(self) -> Any:
         """Return the next push, unchecked."""
@@ -100,21 +101,18 @@ class Pushes:
         self._aggregator.refresh()
         push = self._builder.build()
         numbers: Numbers = {}
-        for metric in push.metrics:
-            for point in metric.data.data_points:
-                where = metric.name, frozenset((name, str(value)) for name, value in (point.attributes or {}).items())
-                assert where not in numbers, "a point is in the push twice"
-                numbers[where] = check_point(point, where)
+        for where, point in points(decoded(push)).items():
+            numbers[where] = check_point(point, where)
         self._builder.acknowledge(push)
         return numbers
 
 
 def check_point(point: Any, where: Series) -> float:
     """Raise unless a point can be true, and return its value, a histogram's count."""
-    if hasattr(point, "value"):
-        assert math.isfinite(point.value), where
-        assert point.value >= 0, where
-        return float(point.value)
+    if hasattr(point, "as_double"):
+        assert math.isfinite(point.as_double), where
+        assert point.as_double >= 0, where
+        return float(point.as_double)
     assert math.isfinite(point.sum), where
     assert point.sum >= 0, where
     if hasattr(point, "bucket_counts"):

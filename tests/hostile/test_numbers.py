@@ -13,6 +13,7 @@ from tests.checkpoints import at_checkpoints
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
+from tests.unit.otlp import decoded, metrics
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.config.settings import Settings
@@ -385,9 +386,9 @@ def test_nor_does_a_push() -> None:
     for _ in range(3):
         with at_checkpoints(come_between):
             aggregator.refresh()
-            push = pushes.build()
+            push = metrics(decoded(pushes.build()))
         (steps, queried, hits) = (
-            sum(point.value for metric in push.metrics if metric.name == name for point in metric.data.data_points)
+            sum(point.as_double for point in push[name].sum.data_points)
             for name in ("vitals.steps", "vllm.prefix_cache.queried_tokens", "vllm.prefix_cache.hit_tokens")
         )
         assert (queried, hits) == (4 * steps, 2 * steps)

@@ -22,7 +22,7 @@ from vllm_vitals.catalog import cache, cost, engine, gen_ai, requests, self_metr
 from vllm_vitals.catalog.connectors import IO
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import CacheUse, Facts, Finished, Health, Rejection, Reported, Sleep, Speculation, Step
 from vllm_vitals.store.series import HistogramCell, NumberCell
@@ -46,7 +46,7 @@ class Year:
         self.aggregator = Aggregator(settings)
         self.merger = Merger(self.aggregator)
         self.renderer = Renderer(self.aggregator.store, openmetrics=True)
-        self.points = PointBuilder(
+        self.points = PushBuilder(
             self.aggregator.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0
         )
         self.truth: Tally[Any] = Tally()

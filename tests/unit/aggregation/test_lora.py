@@ -7,7 +7,7 @@ from tests.unit.builders import EPOCH, MODEL
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cache import LORA_REQUESTS, MAX_ADAPTERS
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import OTHER
 from vllm_vitals.store.series import NumberCell
@@ -62,7 +62,7 @@ def live(seed: int) -> None:
     aggregator = Aggregator(Settings())
     reader = Reader(MODEL, lambda *_: None)
     renderers = [Renderer(aggregator.store, openmetrics=openmetrics) for openmetrics in (False, True)]
-    builder = PointBuilder(aggregator.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0)
+    builder = PushBuilder(aggregator.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0)
     family, places = aggregator.store[LORA_REQUESTS], Places()
     seen: set[str] = set()
     crowded = 0

@@ -10,7 +10,7 @@ from vllm_vitals.aggregation import aggregator
 from vllm_vitals.catalog import cache, metric
 from vllm_vitals.config import load as configuration
 from vllm_vitals.config import otel_env as standard
-from vllm_vitals.exporters.otlp import answer, exporter, line, reply, transport
+from vllm_vitals.exporters.otlp import exporter, grpc_transport, line, reply, response
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.ingest import step_queue as tap
 from vllm_vitals.records import step
@@ -77,8 +77,8 @@ BOUNDS = {
         size(reply.MOST_HEAD), f"{size(reply.LONGEST_LINE)} for a line", f"{reply.MOST_INFORMATIONAL - 1} responses",
     ],
     "Body over HTTP": [size(reply.MOST_BODY)],
-    "Message over gRPC": [size(transport.MOST_MESSAGE), size(answer.MOST_PARSED)],
-    "Words: reason": [f"{redact.MOST_SEARCHED:,} characters", f"{answer.MOST_SHOWN} are logged"],
+    "Message over gRPC": [size(grpc_transport.MAX_MESSAGE_BYTES), size(response.MAX_PARSED_BYTES)],
+    "Words: reason": [f"{redact.MOST_SEARCHED:,} characters", f"{response.MAX_SHOWN} are logged"],
     "Secrets that it sends back": [f"any {redact.FRAGMENT} characters", f"from {redact.LEAST_SECRET} characters"],
     "Kinds of failures": [f"{exporter.MOST_KINDS} failures", f"{exporter.MOST_KINDS} remarks"],
     "The pause": [seconds(exporter.LONGEST_PAUSE)],

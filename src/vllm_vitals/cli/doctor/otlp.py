@@ -150,14 +150,14 @@ def _no_tls(target: Target, found: Peer, error: OSError) -> Finding:
 
 def _push(target: Target, found: Peer | None, address: str) -> Finding:
     """Send one push without metrics, with the transport that the exporter uses."""
-    from vllm_vitals.exporters.otlp.answer import Answer  # noqa: PLC0415 - heavy, and only when there is a push
+    from vllm_vitals.exporters.otlp.response import PushResult  # noqa: PLC0415 - heavy, and only when there is a push
 
-    answers: list[Answer] = []
+    answers: list[PushResult] = []
     # On a thread of its own: a name server outlasts every timeout.
     sender = threading.Thread(target=_send, args=(target, answers), daemon=True)
     sender.start()
     sender.join(min(target.timeout, 2 * PATIENCE) + 1)
-    answer = answers[0] if answers else Answer(error=f"no answer within {min(target.timeout, 2 * PATIENCE):g} s")
+    answer = answers[0] if answers else PushResult(error=f"no answer within {min(target.timeout, 2 * PATIENCE):g} s")
     if answer.ok and (answer.rejected or answer.warning):
         return warn(
             f"an empty push was taken, with a remark: {answer.warning or f'{answer.rejected} points rejected'}",
@@ -172,17 +172,15 @@ def _push(target: Target, found: Peer | None, address: str) -> Finding:
 
 
 def _send(target: Target, answers: list[object]) -> None:
-    from opentelemetry.sdk.metrics.export import MetricsData  # noqa: PLC0415
-
-    from vllm_vitals.exporters.otlp.answer import failed, redacted  # noqa: PLC0415
+    from vllm_vitals.exporters.otlp.response import from_exception, redacted  # noqa: PLC0415
     from vllm_vitals.exporters.otlp.transport import connect  # noqa: PLC0415
 
     try:
         transport = connect(target, min(target.timeout, 2 * PATIENCE))
-        answers.append(transport.send(MetricsData([])))
+        answers.append(transport.send(b""))
         transport.close()
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(redacted(failed(error), target.redactor))
+        answers.append(redacted(from_exception(error), target.redactor))
 
 
 def _advice(target: Target, found: Peer | None, address: str, error: str) -> str:

@@ -16,14 +16,25 @@ import vllm_vitals
 from tests.unit.builders import AGE, EPOCH, MODEL, examples, facts, feed, finished, step
 from tests.unit.exporters.prometheus.test_text import full_collector
 from tests.unit.otlp import AGE as PROCESS_AGE
-from tests.unit.otlp import RECEIVERS, VERSION, HttpReceiver, Pusher, Receiver, attributes, identity, metrics, of
+from tests.unit.otlp import (
+    RECEIVERS,
+    VERSION,
+    HttpReceiver,
+    Pusher,
+    Receiver,
+    attributes,
+    decoded,
+    identity,
+    metrics,
+    of,
+)
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, Gauge, Histogram, Metric
 from vllm_vitals.catalog.engine import RUNNING
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp import points as points_module
-from vllm_vitals.exporters.otlp.identity import resource
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp import encode as encode_module
+from vllm_vitals.exporters.otlp.encode import PushBuilder
+from vllm_vitals.exporters.otlp.resource import process_resource
 from vllm_vitals.records.step import Finished, Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.writers import scope_key
@@ -153,7 +164,7 @@ def test_what_arrives_is_what_the_store_holds(kind: Any) -> None:
     with kind().serve() as receiver:
         pusher = of(receiver)
         pusher.aggregator = pusher.exporter._aggregator = full_collector()
-        pusher.exporter._points = PointBuilder(
+        pusher.exporter._builder = PushBuilder(
             pusher.aggregator.store, temporality="cumulative", exponential=False, started=1.0, fresh=60.0
         )
         pusher.push()
@@ -272,8 +283,8 @@ turns = st.lists(
 @pytest.mark.parametrize("temporality", ["cumulative", "delta"])
 def test_times_when_the_clock_is_set(temporality: str, turns: list[tuple[float, float, bool]]) -> None:
     clocks, aggregator = Clocks(), Aggregator(Settings())
-    with patch.object(points_module, "time", clocks):
-        builder = PointBuilder(
+    with patch.object(encode_module, "time", clocks):
+        builder = PushBuilder(
             aggregator.store, temporality=temporality, exponential=False, started=clocks.system / NANO - 10, fresh=60.0
         )
         starts: list[int] = []
@@ -283,8 +294,7 @@ def test_times_when_the_clock_is_set(temporality: str, turns: list[tuple[float, 
             clocks.system += int(jump * NANO)
             feed(aggregator, step(running=1))
             push = builder.build()
-            (metric,) = (each for each in push.metrics if each.name == "vitals.steps")
-            (point,) = metric.data.data_points
+            (point,) = metrics(decoded(push))["vitals.steps"].sum.data_points
             assert 0 <= point.start_time_unix_nano < point.time_unix_nano == clocks.system
             starts.append(point.start_time_unix_nano)
             if temporality == "cumulative":
@@ -419,11 +429,11 @@ def test_a_pod_is_named_by_the_downward_api() -> None:
         "NODE_NAME": "n",
         "K8S_POD_UID": "",
     }
-    found = resource(environ, service="vllm", version="1", attributes={}).attributes
+    found = process_resource(environ, service="vllm", version="1", attributes={}).attributes
     named = {"k8s.pod.name": "p-0", "k8s.namespace.name": "ns", "k8s.node.name": "n"}
     assert {name: value for name, value in found.items() if name.startswith("k8s.")} == named
     del environ["KUBERNETES_SERVICE_HOST"]
-    found = resource(environ, service="vllm", version="1", attributes={}).attributes
+    found = process_resource(environ, service="vllm", version="1", attributes={}).attributes
     assert not any(name.startswith("k8s.") for name in found)
 
 
