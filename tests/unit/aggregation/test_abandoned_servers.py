@@ -39,7 +39,7 @@ def heard(clock: float, running: int | None = None, *, started: int = 0, ended: 
 
 
 class Servers:
-    """Some API servers before a collector, on a clock that is turned."""
+    """Some API servers before an aggregator, on a clock that is turned."""
 
     def __init__(self, clock: Clock, *names: str) -> None:
         self.clock = clock

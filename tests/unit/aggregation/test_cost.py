@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "cost.md"
 
 
 def priced(per_gpu_hour: float = 3.6, currency: str = "EUR") -> Aggregator:
-    """Return a collector of GPUs at a tenth of a cent per second."""
+    """Return an aggregator of GPUs at a tenth of a cent per second."""
     return Aggregator(Settings(price=PriceSettings(per_gpu_hour=per_gpu_hour, currency=currency)))
 
 

@@ -21,7 +21,7 @@ PART_LABELS = 'hw_id="MIG-1",hw_name="H100 MIG",hw_vendor="NVIDIA",hw_parent="GP
 
 
 class Kept:
-    """A store that samples are written to as the collector does it."""
+    """A store that samples are written to as the aggregator does it."""
 
     def __init__(self) -> None:
         self.store = Store(GPU)

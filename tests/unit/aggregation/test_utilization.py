@@ -19,7 +19,7 @@ GAUGES = (FLOPS_LIMIT, TRAFFIC_LIMIT, MFU, TRAFFIC)
 
 
 def measured(**fields: Any) -> Aggregator:
-    """Return a collector whose engine works with a GPU's metrics on."""
+    """Return an aggregator whose engine works with a GPU's metrics on."""
     mine = Aggregator(Settings(perf=PerfSettings(**fields)))
     feed(mine, facts("0", "mfu", gpus=1, precisions=("bf16",)))
     return mine

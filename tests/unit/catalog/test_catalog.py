@@ -183,7 +183,7 @@ def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
         MFU,
         MEMORY_TRAFFIC_UTILIZATION,
         USAGE,
-    )  # by the collector, of steps
+    )  # written by the aggregator, from steps
     assert not broken(lambda m: m.expires == (m.record is Step or m in kept), gauges)
 
 

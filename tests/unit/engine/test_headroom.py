@@ -218,7 +218,7 @@ def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
         assert mine.at(second + 60.0) > 0
 
 
-# --- In the collector
+# --- In the aggregator
 
 
 @pytest.fixture
