@@ -73,6 +73,6 @@ GEN_AI_PER_TOKEN = GEN_AI.add(
         buckets="gen_ai_time_per_output_token",
         limit=MAX_LATENCY_SECONDS,
         read=lambda r: of_successful(r, r.time_per_output_token),
-        max_from_record="most",
+        max_from_record="max_phase",
     )
 )

@@ -20,8 +20,8 @@ def lifetime(step: Step) -> float:
 
 def _frontend(requests: Requests) -> Floats:
     """Return the seconds outside the engine (tokenization, transport, detokenization); NaN if a part is impossible."""
-    queue, inference, most = requests.queue, requests.inference, requests.most
-    known = (queue >= 0) & (queue <= most) & (inference >= 0) & (inference <= most)
+    queue, inference, longest = requests.queue, requests.inference, requests.max_phase
+    known = (queue >= 0) & (queue <= longest) & (inference >= 0) & (inference <= longest)
     return np.where(known, np.maximum(requests.duration - queue - inference, 0.0), np.nan)
 
 
@@ -200,7 +200,7 @@ MEAN_TIME_PER_OUTPUT_TOKEN = REQUESTS.add(
         read="time_per_output_token",
         buckets="inter_token_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         vllm_name="vllm:request_time_per_output_token_seconds",
     )
 )
@@ -225,7 +225,7 @@ INFERENCE_DURATION = REQUESTS.add(
         read="inference",
         buckets="request_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         vllm_name="vllm:request_inference_time_seconds",
     )
 )
@@ -238,7 +238,7 @@ PHASE_DURATION = REQUESTS.add(
         read=lambda r: {phase: read(r) for phase, read in PHASES.items()},
         buckets="request_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         labels=(
             Label(
                 "phase",

@@ -80,7 +80,10 @@ class PrefillSpeed:
         cached = np.where(np.isfinite(cached), np.clip(cached, 0, prompt), 0.0)
         left = prompt - cached
         known = (
-            (prefill > 0) & (prefill < requests.most) & (prefill <= MAX_LATENCY_SECONDS) & (left >= MIN_PREFILL_TOKENS)
+            (prefill > 0)
+            & (prefill < requests.max_phase)
+            & (prefill <= MAX_LATENCY_SECONDS)
+            & (left >= MIN_PREFILL_TOKENS)
         )
         if count := int(known.sum()):
             each = float(prefill[known].sum() / left[known].sum())
