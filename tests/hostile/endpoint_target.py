@@ -29,8 +29,8 @@ PROGRAM = """
 import json, logging, os, resource, sys
 from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
-from vllm_vitals import logs
-from vllm_vitals.exporters.http import limits
+from vllm_vitals._util import log as logs
+from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.config.settings import Settings

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import SimpleNamespace
 from types import SimpleNamespace as Stats
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.checkpoints import at_checkpoints
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
 from tests.unit.otlp import decoded, metrics
-from vllm_vitals._util import pacing
-from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.config.settings import Settings
@@ -367,27 +365,26 @@ def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetric
 
     for _ in range(3):
         before = added
-        fits(parsed(pages.render(come_between).replace(b"# EOF\n", b"")))
+        with at_checkpoints(come_between):
+            page = pages.render()
+        fits(parsed(page.replace(b"# EOF\n", b"")))
         assert added > before + 50, "nothing could come between: this test shows nothing"
 
 
-def test_nor_does_a_push(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_a_push() -> None:
     aggregator = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
     lock: Any = aggregator.store.lock
     added = 0
 
-    def come_between(_: float) -> None:
+    def come_between() -> None:
         nonlocal added
         if not lock._is_owned():
             added += 1
-            with paced(active=False):
-                one_more(aggregator, 100.0 + added, str(added % 2))
+            one_more(aggregator, 100.0 + added, str(added % 2))
 
     pushes = Pushes(aggregator, temporality="cumulative", exponential=False)
-    monkeypatch.setattr(pacing, "PIECE_SECONDS", 0.0)
-    monkeypatch.setattr(pacing, "time", SimpleNamespace(monotonic=time.monotonic, sleep=come_between))
     for _ in range(3):
-        with paced():
+        with at_checkpoints(come_between):
             aggregator.refresh()
             push = metrics(decoded(pushes.build()))
         (steps, queried, hits) = (

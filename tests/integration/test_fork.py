@@ -9,7 +9,7 @@ PRELUDE = """
 import contextlib, json, os, select, signal, socket, sys, threading, time, urllib.request
 from types import SimpleNamespace
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from vllm_vitals import runtime
+from vllm_vitals.deployment import runtime
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 

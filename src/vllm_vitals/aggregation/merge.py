@@ -14,7 +14,7 @@ import msgspec
 from vllm_vitals._util.clock import epoch
 from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Aggregator, EngineKey
-from vllm_vitals.engine.abandoned import SKEW
+from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW
 from vllm_vitals.records.step import Facts, Gap, Gone, Record, Sleep, Step
 from vllm_vitals.vllm.recall import Recall
 
@@ -173,7 +173,7 @@ class Merger:
         members = [member for member in self._members.values() if key in member.engines]
         if len(members) == 1:
             return members[0].until, 0.0
-        return min((member.certain for member in members), default=-math.inf), SKEW
+        return min((member.certain for member in members), default=-math.inf), MAX_SERVER_SKEW
 
 
 def _without_startup(facts: Facts) -> Facts:

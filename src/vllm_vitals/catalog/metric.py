@@ -1,7 +1,7 @@
 """The declaration of a metric: data, and how its value is read from a record."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
@@ -150,3 +150,31 @@ class Histogram(Metric[R]):
     repeats: Callable[[Any], int] | str | None = None
 
     kind = "histogram"
+
+
+M = TypeVar("M", bound=Metric[Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The metrics of one subject, in the order in which they are declared: a section of the reference page."""
+
+    name: str
+    title: str
+    about: str = ""
+    """Text above the table on the reference page."""
+    _metrics: list[Metric[Any]] = field(default_factory=list)
+
+    def add(self, metric: M) -> M:
+        """Add a metric, and return it."""
+        self._metrics.append(metric)
+        return metric
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._metrics
+
+    def __iter__(self) -> Iterator[Metric[Any]]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)

@@ -1,6 +1,7 @@
 """`vllm-vitals metrics`: the catalogue as a table, as JSON and as the page of the documentation."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -64,7 +65,7 @@ def _buckets(metric: Metric[Any]) -> dict[str, Any] | None:
     return {"family": metric.buckets, "bounds": list(plan(None)[metric.buckets])}
 
 
-def _table(group: str, metrics: tuple[Metric[Any], ...]) -> Table:
+def _table(group: str, metrics: Iterable[Metric[Any]]) -> Table:
     table = Table(title=group, title_justify="left", title_style="bold", expand=True, show_lines=True)
     table.add_column("metric, Prometheus name", overflow="fold", ratio=5)
     table.add_column("kind, unit", width=12)

@@ -13,26 +13,27 @@ from numpy.typing import NDArray
 from vllm_vitals._util.amounts import LARGEST
 
 MAX_PENDING = 16384
-"""Values that a histogram keeps before it sorts them into buckets; a read sorts them in any case."""
+"""Values that a histogram keeps before it sorts them into buckets. A read sorts them in any case."""
 
 MAX_PENDING_REPEATED = 256
-"""The same of values that come many times each."""
+"""The same, for values that come many times each."""
 
 MIN_BULK = 24
-"""Values from which comparing them all at once pays."""
+"""From this many values on, comparing them all at once is faster."""
 
 MAX_BUCKETS = 160
 MAX_SCALE = 20
 MIN_SCALE = -10
 
 Rejects = Counter[tuple[str, str]]
-"""How many values were refused, by metric name and reason."""
+"""Number of rejected values by metric name and reason."""
 
 
 class Exponential:
-    """Counts of positive values by bucket index at `scale`; bucket i holds (2^(i/2^scale), 2^((i+1)/2^scale)].
+    """A base-2 exponential histogram, filled in bulk: the scale follows the data.
 
-    `counts[0]` is that of bucket `offset`; zeros are counted apart.
+    It counts positive values by bucket index at `scale`; bucket i holds (2^(i/2^scale), 2^((i+1)/2^scale)]. `counts[0]`
+    belongs to bucket `offset`. Zeros have a count of their own.
     """
 
     __slots__ = ("counts", "offset", "scale", "zeros")
@@ -46,7 +47,7 @@ class Exponential:
         self.zeros = zeros
 
     def add(self, values: NDArray[np.float64], times: NDArray[np.int64] | None = None) -> None:
-        """Take values in, none of them negative or infinite; `times`: how many of each there are, if not one."""
+        """Add values, none of them negative or infinite; `times`: the number of each value, if not one."""
         above = values > 0
         positive, weights = values[above], None if times is None else times[above]
         self.zeros += len(values) - len(positive) if times is None else int(times[~above].sum())
@@ -64,7 +65,7 @@ class Exponential:
         self.offset, self.counts = low, grown
 
     def _make_room(self, least: float, greatest: float) -> None:
-        """Lower the scale until all that is held, and values of these base-2 logarithms, fit."""
+        """Lower the scale until the present counts and new values within these base-2 logarithms fit."""
         scale = self.scale
         while scale > MIN_SCALE:
             shift = self.scale - scale
@@ -79,7 +80,7 @@ class Exponential:
         self.scale, self.offset, self.counts = scale, coarser.offset, coarser.counts
 
     def at(self, scale: int) -> "Exponential":
-        """Return the same at a scale that is not finer."""
+        """Return a copy at the same or a coarser scale."""
         shift = self.scale - scale
         if not shift or not self.counts.size:
             return Exponential(scale, self.offset >> shift, self.counts.copy(), self.zeros)
@@ -89,7 +90,7 @@ class Exponential:
         return Exponential(scale, low, merged, self.zeros)
 
     def since(self, earlier: "Exponential") -> "Exponential":
-        """Return what was taken in after an earlier state of the same histogram."""
+        """Return the values added after an earlier state of the same histogram."""
         before = earlier.at(self.scale)
         counts = self.counts.copy()
         if before.counts.size:
@@ -98,7 +99,7 @@ class Exponential:
         return Exponential(self.scale, self.offset, counts, self.zeros - before.zeros)
 
     def copy(self) -> "Exponential":
-        """Return a state that does not change any more."""
+        """Return a copy that does not change any more."""
         return self.at(self.scale)
 
 
@@ -107,7 +108,7 @@ def _index(log: float, scale: int) -> int:
 
 
 class Exemplar(NamedTuple):
-    """A value of one request, to be shown beside the bucket that it fell into."""
+    """The value of one request, shown beside the bucket that it fell into."""
 
     request_id: str
     value: float
@@ -115,7 +116,7 @@ class Exemplar(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a cell held at one moment: of a histogram also its counts by bucket, not cumulated, and its exemplars."""
+    """The content of a cell at one moment. A histogram has counts by bucket, not cumulated, and exemplars."""
 
     version: int
     value: float
@@ -126,8 +127,8 @@ class Reading(NamedTuple):
     greatest: float = -math.inf
 
 
-def fault(value: float, limit: float) -> str:
-    """Return why a value cannot be true, `""` when it can."""
+def rejection_reason(value: float, limit: float) -> str:
+    """Return the reason why a value is impossible; `""` if it is possible."""
     try:
         if not math.isfinite(value):
             return "not_finite"
@@ -139,7 +140,7 @@ def fault(value: float, limit: float) -> str:
 
 
 class NumberCell:
-    """A counter's sum or a gauge's latest value, with the Unix time it was observed."""
+    """A counter's sum, or a gauge's latest value with its Unix time."""
 
     __slots__ = ("_limit", "_metric", "_rejects", "time", "value", "version")
 
@@ -152,7 +153,7 @@ class NumberCell:
         self._rejects = rejects
 
     def add(self, *values: float) -> None:
-        """Add to a counter; values that cannot be true, or that the sum cannot hold, are refused and counted."""
+        """Add to a counter. Impossible values, and values that the sum cannot hold, are rejected and counted."""
         try:
             total = self.value + sum(values)
         except OverflowError:  # a whole number beyond what a float can hold
@@ -162,11 +163,11 @@ class NumberCell:
                 self.value = total
                 self.version += 1
         else:
-            self._add_apart(values, self._limit)
+            self._add_each(values, self._limit)
 
-    def _add_apart(self, values: Iterable[float], limit: float) -> None:
+    def _add_each(self, values: Iterable[float], limit: float) -> None:
         for value in values:
-            reason = fault(value, limit)
+            reason = rejection_reason(value, limit)
             if reason or self.value + value == math.inf:
                 self._rejects[self._metric, reason or "absurd"] += 1
             elif value:
@@ -174,30 +175,42 @@ class NumberCell:
                 self.version += 1
 
     def set(self, value: float, time: float) -> None:
-        """Set a gauge; a value that cannot be true is refused and counted."""
+        """Set a gauge. An impossible value is rejected and counted."""
         if 0 <= value <= self._limit:
             self.time = time
             if value != self.value:
                 self.value = float(value)
                 self.version += 1
         else:
-            self._rejects[self._metric, fault(value, self._limit)] += 1
+            self._rejects[self._metric, rejection_reason(value, self._limit)] += 1
 
     def merge(self, more: float) -> None:
-        """Add what somebody else has counted, over a time so long that what a step can bring is no limit."""
-        self._add_apart((more,), math.inf)
+        """Add the growth of another counter, over a time so long that the limit of one step does not apply."""
+        self._add_each((more,), math.inf)
 
     def read(self) -> Reading:
-        """Return what it holds."""
+        """Return the content."""
         return Reading(self.version, self.value)
 
 
 class HistogramCell:
-    """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, least and greatest."""
+    """Bucket counts over ascending upper bounds (`counts` has one more, for +Inf), sum, minimum and maximum."""
 
     __slots__ = (
-        "_counts", "_limit", "_metric", "_most", "_pending", "_rejects", "_repeated", "bounds", "exemplars",
-        "exponential", "greatest", "least", "total", "version",
+        "_counts",
+        "_limit",
+        "_max_value",
+        "_metric",
+        "_pending",
+        "_rejects",
+        "_repeated",
+        "bounds",
+        "exemplars",
+        "exponential",
+        "greatest",
+        "least",
+        "total",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -211,7 +224,7 @@ class HistogramCell:
     ) -> None:
         self.bounds = bounds
         self.exponential = Exponential() if exponential else None
-        """The same values once more, by base-2 exponential buckets, where somebody wants them."""
+        """The same values in base-2 exponential buckets, where enabled."""
         self.total = 0.0
         self.least = math.inf
         self.greatest = -math.inf
@@ -222,17 +235,17 @@ class HistogramCell:
         self._repeated: list[tuple[float, int]] = []
         self._metric = metric
         self._limit = limit
-        self._most = limit
+        self._max_value = limit
         self._rejects = rejects
 
     def observe(self, value: float) -> None:
-        """Take one value in; it is judged and sorted later, in bulk."""
+        """Add one value. It is checked and sorted later, in bulk."""
         self.extend((value,))
 
-    def extend(self, values: Iterable[float], most: float | None = None, times: int = 1) -> None:
-        """Take values in, each so many `times`; they are judged and sorted later. `most`: what none of them can exceed."""
-        if most is not None:
-            self._most = min(self._limit, most)  # in this order: what is not a number is no limit
+    def extend(self, values: Iterable[float], max_value: float | None = None, times: int = 1) -> None:
+        """Add values, each so many `times`. They are checked and sorted later. `max_value`: the largest possible value."""
+        if max_value is not None:
+            self._max_value = min(self._limit, max_value)  # in this order, so that NaN is no limit
         if times != 1:
             self._repeat(values, times)
             return
@@ -252,9 +265,9 @@ class HistogramCell:
             self._settle_repeated()
 
     def merge(self, counts: Sequence[int], total: float) -> None:
-        """Add what another histogram of the same bounds has counted, of which no single value is known."""
-        self.exponential = None  # it cannot be had from these counts
-        if reason := fault(self.total + total, math.inf) or fault(min(counts), math.inf):
+        """Add the counts of another histogram of the same bounds, whose single values are unknown."""
+        self.exponential = None  # these counts cannot give it
+        if reason := rejection_reason(self.total + total, math.inf) or rejection_reason(min(counts), math.inf):
             self._rejects[self._metric, reason] += 1
         elif total or any(counts):
             self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
@@ -263,20 +276,20 @@ class HistogramCell:
 
     def attach(self, exemplar: Exemplar) -> None:
         """Keep the latest exemplar of a bucket."""
-        if not fault(exemplar.value, self._most):
+        if not rejection_reason(exemplar.value, self._max_value):
             self.exemplars[bisect_left(self.bounds, exemplar.value)] = exemplar
 
     def settle(self) -> None:
-        """Sort what is pending into the buckets, leaving out and counting what cannot be true."""
+        """Sort the pending values into the buckets. Impossible values are rejected and counted."""
         self._settle_repeated()
         if not self._pending:
             return
         pending, self._pending = self._pending, array("d")
         values = np.frombuffer(pending, dtype=np.float64)
         least, greatest = float(values.min()), float(values.max())
-        # Also where one is not a number, or their sum may be none.
-        if not (least >= 0 and greatest <= self._most and self.total + greatest * len(values) < math.inf):
-            values = self._believable(values)
+        # Also true if a value is NaN, or if the sum may overflow.
+        if not (least >= 0 and greatest <= self._max_value and self.total + greatest * len(values) < math.inf):
+            values = self._possible(values)
             if not values.size:
                 return
             least, greatest = float(values.min()), float(values.max())
@@ -289,39 +302,39 @@ class HistogramCell:
 
     def _settle_repeated(self) -> None:
         repeated, self._repeated = self._repeated, []
-        true = []
+        accepted = []
         for value, times in repeated:
-            if 0 <= value <= self._most and (total := self.total + value * times) < math.inf:
+            if 0 <= value <= self._max_value and (total := self.total + value * times) < math.inf:
                 self._counts[bisect_left(self.bounds, value)] += times
                 self.total = total
-                true.append((value, times))
+                accepted.append((value, times))
             else:
-                self._rejects[self._metric, fault(value, self._most) or "absurd"] += times
-        if not true:
+                self._rejects[self._metric, rejection_reason(value, self._max_value) or "absurd"] += times
+        if not accepted:
             return
-        values, counts = zip(*true, strict=True)
+        values, counts = zip(*accepted, strict=True)
         self.least, self.greatest = min(self.least, *values), max(self.greatest, *values)
         if self.exponential is not None:
             self.exponential.add(np.array(values), np.array(counts, dtype=np.int64))
 
-    def _believable(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        true = (values >= 0) & (values <= self._most)
-        total, kept = self.total, values[true]
-        if kept.size and not total + float(kept.max()) * kept.size < math.inf:  # their sum may be none
-            for place in np.flatnonzero(true).tolist():
-                true[place] = fits = total + float(values[place]) < math.inf
-                total += float(values[place]) if fits else 0.0
-        refused = [fault(value, self._most) or "absurd" for value in values[~true].tolist()]
-        self._rejects.update((self._metric, reason) for reason in refused)
-        return values[true]
+    def _possible(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        possible = (values >= 0) & (values <= self._max_value)
+        total, kept = self.total, values[possible]
+        if kept.size and not total + float(kept.max()) * kept.size < math.inf:  # the sum may overflow
+            for index in np.flatnonzero(possible).tolist():
+                possible[index] = fits = total + float(values[index]) < math.inf
+                total += float(values[index]) if fits else 0.0
+        rejected = [rejection_reason(value, self._max_value) or "absurd" for value in values[~possible].tolist()]
+        self._rejects.update((self._metric, reason) for reason in rejected)
+        return values[possible]
 
     def _sort(self, values: NDArray[np.float64], first: int, last: int) -> None:
-        """Count values into the buckets from the first to the last that any of them falls into."""
+        """Count values into the buckets; `first` and `last` are those of the smallest and the largest value."""
         if len(values) < MIN_BULK:
             for value in values.tolist():
                 self._counts[bisect_left(self.bounds, value)] += 1
             return
-        # Comparing all with each bound between is several times faster than searching the bound of each.
+        # Comparing all values with each bound is several times faster than searching the bucket of each value.
         below = 0
         for bucket in range(first, last):
             within = int(np.count_nonzero(values <= self.bounds[bucket]))
@@ -330,7 +343,7 @@ class HistogramCell:
         self._counts[last] += len(values) - below
 
     def read(self) -> Reading:
-        """Return what it holds; all that waits to be sorted is sorted first."""
+        """Return the content, after sorting the pending values."""
         self.settle()
         exponential = self.exponential.copy() if self.exponential is not None else None
         exemplars = dict(self.exemplars) if self.exemplars else {}

@@ -13,11 +13,11 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import AWAKE, LONGEST_HOLD, Merger
 from vllm_vitals.catalog.requests import ABANDONED
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.abandoned import SKEW
+from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW
 from vllm_vitals.records.step import Facts, Finished, Floats, Gap, Health, Record, Step
 from vllm_vitals.store.series import NumberCell
 
-SETTLED = 2 * SKEW + AWAKE
+SETTLED = 2 * MAX_SERVER_SKEW + AWAKE
 """Seconds of silence, heard from all of them, after which the count is exact."""
 INTERVAL = 0.25
 """Seconds between two times that a server tells what it has."""

@@ -104,8 +104,8 @@ def test_an_engine_that_estimates_nothing_has_no_series(clock: Clock) -> None:
     [((Reading(Gpu("a", "NVIDIA H300"), model=MODEL, engine="0"),), "'NVIDIA H300'"),
      ((Reading(Gpu("a", "NVIDIA H200 MIG 1g.18gb", parent="b"), model=MODEL, engine="0"),), "'NVIDIA H200 MIG 1g.18gb, a part of a GPU'"),
      ((Reading(Gpu("a", "AMD Instinct MI300X", parent="b"), model=MODEL, engine="0"),), "'AMD Instinct MI300X, a part of a GPU'"),
-     ((reading(0.0), Reading(Gpu("b", "NVIDIA L4"), model=MODEL, engine="0")), "GPUs that do not say which they are"),
-     ((), "GPUs that do not say which they are")],
+     ((reading(0.0), Reading(Gpu("b", "NVIDIA L4"), model=MODEL, engine="0")), "GPUs of unknown name"),
+     ((), "GPUs of unknown name")],
 )  # fmt: skip
 def test_what_is_not_known_is_not_guessed_but_said(
     readings: tuple[Reading, ...], said: str, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -132,7 +132,7 @@ def test_a_precision_that_is_not_known_is_said(clock: Clock, caplog: pytest.LogC
         load(mine, 100.0, 40, flops=1, traffic=1)
         assert seen(mine)[:3] == [None, 4800e9, None]
     (line,) = caplog.messages
-    assert "a precision that the configuration does not tell" in line
+    assert "an unknown precision" in line
     assert line.endswith("set perf.peak_flops (VITALS_PERF__PEAK_FLOPS)")
     assert clock.now == 100.0
 

@@ -1,13 +1,16 @@
 """Doctor: entry points, VLLM_PLUGINS and the Rust front end."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from vllm_vitals._util import documents
 from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import Launch
 
+ROOT = Path(__file__).parents[3]
 OURS = "vitals_prometheus"
 PUSH = "vitals_otlp"
 GROUP = "[vllm.stat_logger_plugins]"
@@ -31,10 +34,12 @@ def distribution(tmp_path, monkeypatch):
     return put
 
 
-def test_ours_is_registered_and_vllm_is_not_imported():
+def test_ours_is_registered_and_vllm_is_not_imported(distribution):
+    declared = documents.load(ROOT / "pyproject.toml")["project"]["entry-points"]["vllm.stat_logger_plugins"]
+    distribution("vllm-vitals", "\n".join(f"{name} = {target}" for name, target in declared.items()))
     before = set(sys.modules)
-    told = [finding.found for finding in look("plugin") if finding.status is Status.OK]
-    assert f"{OURS} is registered in vllm.stat_logger_plugins" in told
+    registered = [finding.found for finding in look("plugin") if finding.status is Status.OK]
+    assert {f"{name} is registered in vllm.stat_logger_plugins" for name in (OURS, PUSH)} <= set(registered)
     assert not {name for name in set(sys.modules) - before if name.split(".")[0] == "vllm"}
 
 

@@ -48,7 +48,7 @@ def test_json_of_a_histogram():
             {"name": "model_name", "prometheus": "model_name"},
             {"name": "engine", "prometheus": "engine"},
         ],
-        "help": "From a sampled KV block's last use to its eviction.",
+        "help": "Time from the last use of a sampled KV cache block to its eviction.",
         "momentary": False,
         "buckets": {
             "family": "kv_cache_residency",

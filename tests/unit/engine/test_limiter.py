@@ -10,7 +10,7 @@ from vllm_vitals.aggregation import aggregator as module
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.limiter import Ended, Limiter, limiter
+from vllm_vitals.engine.limiter import EndedRequests, Limiter, limiter
 from vllm_vitals.records.step import Finished, Floats, Gone, Sleep
 
 LIMITERS = LIMITED.labels[0].values
@@ -50,14 +50,14 @@ def test_without_a_known_limit_the_batch_is_never_full() -> None:
 @pytest.mark.parametrize(
     ("running", "ended", "expected"),
     [
-        (3, Ended(1, 0), "max_num_seqs"),  # four were in the batch
-        (0, Ended(4, 0), "max_num_seqs"),
-        (2, Ended(1, 0), "token_budget"),
-        (2, Ended(1, 401), "kv_cache"),  # of 500 tokens that are free now, 99 were
-        (2, Ended(1, 400), "token_budget"),
+        (3, EndedRequests(1, 0), "max_num_seqs"),  # four were in the batch
+        (0, EndedRequests(4, 0), "max_num_seqs"),
+        (2, EndedRequests(1, 0), "token_budget"),
+        (2, EndedRequests(1, 401), "kv_cache"),  # of 500 tokens that are free now, 99 were
+        (2, EndedRequests(1, 400), "token_budget"),
     ],
 )
-def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: Ended, expected: str) -> None:
+def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: EndedRequests, expected: str) -> None:
     assert limiter(step(running=running, waiting=1), 4, 500.0, 100.0, ended) == expected
 
 
@@ -71,28 +71,28 @@ def test_what_ended_held_its_tokens_unless_they_were_cached() -> None:
         Finished("stop", input_tokens=20, output_tokens=-3),
         Finished("stop", prefill=0.1, input_tokens=40, output_tokens=0),  # it pools
     ]
-    assert Ended(2, 10).more(ended) == Ended(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
+    assert EndedRequests(2, 10).plus(ended) == EndedRequests(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
 
 
 def test_each_second_belongs_to_what_was_said_before_it() -> None:
     mine = Limiter(10.0)
-    mine.step(12.0, "none")
-    mine.step(12.5, "kv_cache")
+    mine.set_state(12.0, "none")
+    mine.set_state(12.5, "kv_cache")
     mine.settle(14.0)
     mine.settle(13.0)  # nothing is taken back
-    mine.step(15.0, "idle")
+    mine.set_state(15.0, "idle")
     mine.settle(20.0)
     assert mine.seconds == {"idle": 2.0 + 5.0, "none": 0.5, "kv_cache": 2.5}
 
 
 def test_asleep_lasts_until_it_is_woken_or_makes_a_step() -> None:
     mine = Limiter(0.0)
-    mine.step(1.0, "none")
-    mine.sleep(2.0, asleep=True)
-    mine.sleep(3.0, asleep=True)  # from one level to another
-    mine.step(1.5, "none")  # told late
-    mine.sleep(10.0, asleep=False)
-    mine.step(11.0, "none")
+    mine.set_state(1.0, "none")
+    mine.set_asleep(2.0, asleep=True)
+    mine.set_asleep(3.0, asleep=True)  # from one level to another
+    mine.set_state(1.5, "none")  # told late
+    mine.set_asleep(10.0, asleep=False)
+    mine.set_state(11.0, "none")
     mine.settle(12.0)
     assert mine.seconds == {"idle": 1.0 + 1.0, "none": 1.0 + 1.0, "asleep": 8.0}
 

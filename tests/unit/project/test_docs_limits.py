@@ -61,6 +61,7 @@ BOUNDS = {
     "A body or another request": [size(limits.LINGER_BYTES), seconds(limits.LINGER_SECONDS)],
     "Reads from one client": [f"{limits.QUICK_READS} at once", f"every {seconds(limits.TICK_SECONDS)}"],
     "Requests that wait for a page": [f"{limits.WAITING} in all", f"{limits.ADDRESS_WAITING} from one address"],
+    "Pages for clients that": [f"{limits.RENDER_BURST_SECONDS * 1000:g} ms", f"{limits.RENDER_SHARE:.0%} of the time"],
     "Answers that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
     "Time for a whole scrape": [seconds(limits.EXCHANGE_SECONDS)],
     "Time | `native.timeout`": [f"{download.MOST_REDIRECTS} redirects"],

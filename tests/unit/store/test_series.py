@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals._util.amounts import LARGEST
-from vllm_vitals.store.series import MAX_PENDING, MAX_PENDING_REPEATED, Exemplar, HistogramCell, NumberCell, fault
+from vllm_vitals.store.series import (
+    MAX_PENDING,
+    MAX_PENDING_REPEATED,
+    Exemplar,
+    HistogramCell,
+    NumberCell,
+    rejection_reason,
+)
 
 LIMIT = 1e6
 BOUNDS = (0.1, 1.0, 2.5, 10.0)
@@ -209,7 +216,7 @@ def test_a_value_that_is_not_believed_is_no_exemplar(value: float) -> None:
      (math.inf, "not_finite"), (-math.inf, "not_finite")],
 )  # fmt: skip
 def test_faults(value: float, reason: str) -> None:
-    assert fault(value, LIMIT) == reason
+    assert rejection_reason(value, LIMIT) == reason
 
 
 @given(st.lists(st.one_of(st.floats(), st.integers(-5, 5)), max_size=40))

@@ -88,7 +88,7 @@ RECORDS: list[Record] = [
         running=1, kv_cache_usage=0.5, inter_token_latencies=LATENCIES, inter_token_repeats=3, graph_tokens={"full": 5}
     ),
     step(evictions=Evictions(LATENCIES), speculation=Speculation(1, 3, (1, 1, 0)), unknown_connectors=("X",)),
-    step(connectors=tuple(Reported(each.name, ("a",) * len(each.labels), LATENCIES) for each in CONNECTORS[:8])),
+    step(connectors=tuple(Reported(each.name, ("a",) * len(each.labels), LATENCIES) for each in list(CONNECTORS)[:8])),
     finished(Finished("stop", time=1.0, duration=2.0, input_tokens=5, request_id="r"), Finished("length")),
     facts("0", "lora", buckets={"step": [1.0, 2.0]}, info={"a": "b"}, kv_cache_tokens=100, gpus=2),
     Sleep("m", "0", "awake", 1.0),

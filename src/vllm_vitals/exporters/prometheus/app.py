@@ -54,7 +54,9 @@ class ScrapeApp:
         """
         self._aggregator = aggregator
         self._troubles = {"/healthz": ended or problem, "/readyz": problem}
-        self._native = Apart(lambda: _families(native_registry()), "vitals-native") if native_registry else None
+        self._native = Apart(lambda: self._families(native_registry()), "vitals-native") if native_registry else None
+        self._native_seconds = 0.0
+        """Processor time that reading vLLM's registry has taken so far, on its own thread."""
         self._renderers: dict[bool, Renderer] = {}
 
     def answer(self, request: Request) -> Answer | Page:
@@ -118,6 +120,20 @@ class ScrapeApp:
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
             self._aggregator.error("export", "vLLM's own metrics could not be rendered", key="native")
 
+    def _families(self, registry: Any) -> Iterator[Metric]:
+        begun = time.thread_time()
+        try:
+            with paced():
+                for family in registry.collect():
+                    yield family
+                    checkpoint()
+        finally:
+            self._native_seconds += time.thread_time() - begun
+
+    def work_seconds(self) -> float:
+        """Return the processor time that pages have taken so far; for the thread that renders them."""
+        return time.thread_time() + self._native_seconds
+
     def close(self) -> None:
         """Let the thread that reads vLLM's registry end."""
         if self._native is not None:
@@ -143,13 +159,6 @@ def _wanted(names: frozenset[str]) -> Callable[[str], bool]:
     suffixes = ("_bucket", "_count", "_sum", "_total", "_created")
     stems = {name.removesuffix(suffix) for name in names for suffix in suffixes} | names
     return lambda family: family in stems or family.removesuffix("_total") in stems
-
-
-def _families(registry: Any) -> Iterator[Metric]:
-    with paced():
-        for family in registry.collect():
-            yield family
-            checkpoint()
 
 
 def native_page(families: Iterable[Metric], wanted: Callable[[str], bool], *, openmetrics: bool) -> Iterator[bytes]:

@@ -31,6 +31,11 @@ ADDRESS_WAITING = 64
 BACKLOG = 128
 """Connections that the kernel keeps until they are accepted."""
 
+RENDER_BURST_SECONDS = 0.25
+"""Seconds of processor time that pages may take without a pause."""
+RENDER_SHARE = 0.25
+"""Share of the time for which pages are rendered once that is used up. Scrapers every few seconds stay far below."""
+
 ANSWER_BYTES = 32 * 1024 * 1024
 """Bytes of all the answers that are being sent; clients that get the same page share it. One answer may have more."""
 SEND_BYTES = 128 * 1024

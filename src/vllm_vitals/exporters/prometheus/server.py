@@ -41,6 +41,9 @@ class App(Protocol[Page]):
     def page(self, page: Page, readers: int) -> Answer:
         """Render a page for so many readers; only ever called by one thread."""
 
+    def work_seconds(self) -> float:
+        """Return the processor time that pages have taken so far; called by the thread that renders them."""
+
 
 class Server(Generic[Page]):
     """Answers on sockets that listen."""
@@ -54,7 +57,7 @@ class Server(Generic[Page]):
         self._slots = Slots()
         self._selector = DefaultSelector()
         self._woken, self._waker = socket.socketpair()
-        self._pages: Pages[Page] = Pages(app.page, self._wake)
+        self._pages: Pages[Page] = Pages(app.page, self._wake, app.work_seconds)
         self._resting: set[Client] = set()
         """Those that are read at the next tick: they send in small pieces, or have their answer."""
         self._tick_due = 0.0

@@ -29,6 +29,9 @@ class App:
     def page(self, page: str, readers: int) -> Answer:
         raise NotImplementedError
 
+    def work_seconds(self) -> float:
+        return 0.0
+
 
 class Listener(socket.socket):
     """Has no descriptor for the first connection."""

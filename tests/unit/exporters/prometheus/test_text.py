@@ -17,6 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, finished, page, step
 from tests.unit.nvml.readings import full
 from vllm_vitals._util.labels import label
@@ -317,21 +318,18 @@ def test_the_interpreter_is_given_up_between_pieces_and_text_is_made_without_the
     aggregator = full_collector()
     held: list[bool] = []
     lock: Any = aggregator.store.lock
-
-    def look() -> None:
-        held.append(lock._is_owned())
-
-    aggregator.refresh(look)
-    assert len(held) >= sum(isinstance(metric, Histogram) for metric in CATALOG)
-    assert not any(held)
-    held.clear()
-    pieces = Renderer(aggregator.store, openmetrics=False).render(look)
-    next(pieces)
-    series = sum(len(family.cells) for family in aggregator.store)
-    assert len(held) > series
-    assert all(held)  # while the store is read: whoever adds waits, and who serves goes on
-    held.clear()
-    held.extend(lock._is_owned() for _ in pieces)
+    pieces = Renderer(aggregator.store, openmetrics=False).render()
+    with at_checkpoints(lambda: held.append(lock._is_owned())):
+        aggregator.refresh()
+        assert len(held) >= sum(isinstance(metric, Histogram) for metric in CATALOG)
+        assert not any(held)
+        held.clear()
+        next(pieces)
+        series = sum(len(family.cells) for family in aggregator.store)
+        assert len(held) > series
+        assert all(held)  # while the store is read: whoever adds waits, and who serves goes on
+        held.clear()
+        held.extend(lock._is_owned() for _ in pieces)
     assert len(held) > 2 * series
     assert not any(held)
 
