@@ -39,6 +39,8 @@ from vllm_vitals.records.step import Finished, Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.writers import scope_key
 
+pytestmark = pytest.mark.versions
+
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
 NANO = 10**9

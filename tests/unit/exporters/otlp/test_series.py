@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from tests.unit.otlp import decoded, metrics
 from vllm_vitals.exporters.otlp.encode import Push, PushBuilder
 from vllm_vitals.exporters.otlp.series import Series, native_series
 from vllm_vitals.store.store import Store
+
+pytestmark = pytest.mark.versions
 
 ENGINE = ("engine",)
 
