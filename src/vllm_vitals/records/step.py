@@ -146,7 +146,7 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     clamped: tuple[str, ...] = ()
     """The metrics of which a value could not be true and was set to what it can be at most."""
 
-    # Filled in by the collector, which knows the step before this one and the engine's facts.
+    # Filled in by the aggregator, which knows the previous step and the facts of the engine.
     interval: float | None = None
     kv_cache_free: float | None = None
 

@@ -14,7 +14,17 @@ from msgspec import Raw, msgpack
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.labels import named
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIONS, OWN, WAY, WAYS, Rules
+from vllm_vitals.catalog.kv_reports import (
+    DESCRIBED,
+    DIRECTION_OF_CLASS,
+    DIRECTIONS_BY_CLASS,
+    FAILED,
+    LISTS,
+    OFFLOAD,
+    OPERATIONS,
+    SAME_LABEL,
+    Rules,
+)
 from vllm_vitals.ingest.step_queue import Call
 from vllm_vitals.records.step import Reported
 from vllm_vitals.vllm.fields import Fields
@@ -131,7 +141,7 @@ class Connectors:
         if not rules:
             return
         numbers = self._numbers(values, f"kv_connector_stats of {connector}: {name}")
-        places = {WAY: WAYS.get(connector, ""), OWN: own}
+        places = {DIRECTION_OF_CLASS: DIRECTIONS_BY_CLASS.get(connector, ""), SAME_LABEL: own}
         for rule in rules:
             labels = (connector, *(places.get(label, label) for label in rule.labels))
             yield Reported(rule.metric.name, labels, numbers)

@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Deployment:
-    """A merger before a collector, and what a scrape shows of them."""
+    """A merger before an aggregator, and what a scrape shows of them."""
 
     def __init__(self) -> None:
         self.aggregator = Aggregator(Settings())
