@@ -35,7 +35,7 @@ LONGEST_NAME = 200
 """Characters of the name of a class that are logged."""
 
 
-class _AsTold:
+class _Copied:
     """A scheduler's stats, with what its connectors reported as it was then."""
 
     __slots__ = ("_stats", "kv_connector_stats")
@@ -48,7 +48,7 @@ class _AsTold:
         return getattr(self._stats, name)
 
 
-def as_told(call: Call) -> Call:
+def copied(call: Call) -> Call:
     """Return a call of `record()` of which nothing changes any more.
 
     vLLM's own log line adds up what connectors report between two of its lines, in the lists and mappings of the first
@@ -60,7 +60,7 @@ def as_told(call: Call) -> Call:
     clock, scheduler, *rest = call
     if not getattr(scheduler, "kv_connector_stats", None):
         return call
-    return (clock, _AsTold(scheduler), *rest)
+    return (clock, _Copied(scheduler), *rest)
 
 
 class Connectors:
