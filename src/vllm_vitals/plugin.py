@@ -171,10 +171,10 @@ def native_registry(settings: NativeSettings) -> Callable[[], Any]:
     """Return what gives vLLM's own metrics: those of a URL if there is one, else of this process's registry."""
     if settings.url is None:
         return _registry
+    from vllm_vitals._util.trust import Trust  # noqa: PLC0415
     from vllm_vitals.vllm_page.page import Page  # noqa: PLC0415 - only when asked for
-    from vllm_vitals.vllm_page.trust import Trust  # noqa: PLC0415
 
-    return Page(settings.url, settings.timeout, Trust.of(settings)).fresh
+    return Page(settings.url, settings.timeout, Trust(settings.tls_ca, settings.tls_cert, settings.tls_key)).fresh
 
 
 def _registry() -> Any:
