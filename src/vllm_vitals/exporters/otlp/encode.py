@@ -143,7 +143,8 @@ class Shape:
 
 
 def _head(info: MetricInfo) -> bytes:
-    return pb.Metric(name=info.name, description=info.help, unit=info.unit).SerializeToString()
+    name, description, unit = map(unicode_text, (info.name, info.help, info.unit))
+    return pb.Metric(name=name, description=description, unit=unit).SerializeToString()
 
 
 @lru_cache(MAX_BOUNDS_ENCODED)
@@ -169,6 +170,8 @@ class Push:
     series: list[Series] = field(default_factory=list)
     """Empty where totals are pushed: nothing has to be acknowledged."""
     points: int = 0
+    unencodable: int = 0
+    """Series of vLLM's own that were left out."""
 
 
 class PushBuilder:
@@ -227,15 +230,22 @@ class PushBuilder:
         groups: dict[tuple[MetricInfo, Shape], list[bytes]] = {}
         metric, kind, group = None, None, list[bytes]()
         for series in chain(self._reader.read(push.time), self._more()):
-            if self._delta:
-                push.series.append(series)
             shape = self._shape(series)
             if series.metric is not metric or shape is not kind:
                 metric, kind = series.metric, shape
                 group = groups.setdefault((metric, shape), [])
-            point = self._point(shape, series, push.time)
+            try:
+                point = self._point(shape, series, push.time)
+            except ValueError:
+                if series.cell is not None:
+                    raise
+                push.unencodable += 1  # a number of vLLM's page can be larger than OTLP can hold
+                continue
+            if self._delta:
+                push.series.append(series)
             if point is not None:
-                group.append(point + (now if series.observed is None else _time_field_of(series.observed)))
+                dated = shape is self._gauge and series.observed is not None
+                group.append(point + (_time_field_of(series.observed or 0.0) if dated else now))
                 push.points += 1
             checkpoint()
         for (info, shape), points in groups.items():
@@ -244,13 +254,13 @@ class PushBuilder:
                 checkpoint()
         return push
 
-    def acknowledge(self, push: Push, *, whole: bool = True) -> None:
+    def acknowledge(self, push: Push, *, complete: bool = True) -> None:
         """Record that the receiver has a push: differences start anew only now.
 
-        `whole`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
+        `complete`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
         """
         if self._delta:
-            windows = {} if whole else self._acknowledged
+            windows = {} if complete else self._acknowledged
             for series in push.series:
                 windows[series.id] = Window(series, push.time)
                 checkpoint()
