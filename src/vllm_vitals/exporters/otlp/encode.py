@@ -39,6 +39,8 @@ TIME_LENGTH = len(pb.NumberDataPoint(time_unix_nano=1).SerializeToString())
 """Bytes of the time of a point."""
 MAX_TIMES_ENCODED = 1024
 """Observation times of gauges whose encoding is kept: one for each engine or GPU."""
+PUSHES_REMEMBERED = 32
+"""Pushes after which an encoded field that was not needed is forgotten; at most twice as many."""
 MAX_BOUNDS_ENCODED = 256
 """Sets of bucket bounds whose encoding is kept."""
 
@@ -93,16 +95,19 @@ def _value(value: Any) -> AnyValue:
 
 
 class Recent(Generic[K]):
-    """Encoded fields that the current or the previous push needs."""
+    """Encoded fields that the latest pushes needed. A series that does not change needs none for a while."""
 
     def __init__(self, encode: Callable[[K], bytes]) -> None:
         self._encode = encode
+        self._pushes = 0
         self._now: dict[K, bytes] = {}
         self._before: dict[K, bytes] = {}
 
     def begin(self) -> None:
-        """Begin a push: forget the fields that the previous one did not need."""
-        self._before, self._now = self._now, {}
+        """Begin a push: once in a while forget the fields that were not needed for long."""
+        self._pushes += 1
+        if self._pushes % PUSHES_REMEMBERED == 0:
+            self._before, self._now = self._now, {}
 
     def get(self, key: K) -> bytes:
         """Return the encoding of something."""
