@@ -174,7 +174,7 @@ def test_a_wrong_option_is_one_line(server: Server, tmp_path: Path, arguments: l
 def test_a_prometheus_that_is_not_there_is_one_line_without_its_password(tmp_path: Path) -> None:
     ran = run("--prometheus", "http://me:secret@127.0.0.1:1", "--out", tmp_path / "x.html")
     assert ran.exit_code == 2
-    assert "cannot ask the Prometheus at http://127.0.0.1:" in ran.output
+    assert "cannot query the Prometheus at http://127.0.0.1:" in ran.output
     assert ran.output.count("\n") == 1
     assert "secret" not in ran.output
     assert not list(tmp_path.iterdir())
@@ -217,4 +217,4 @@ def test_a_png_is_as_wide_as_a_page_and_ends_with_it(server: Server, tmp_path: P
 def test_an_option_of_the_files_is_no_option_of_a_preview() -> None:
     ran = CliRunner().invoke(app, ["dashboards", "--source", "native", "preview", "fleet"])
     assert ran.exit_code == 2
-    assert "--source goes behind preview" in ran.output
+    assert "--source must come after preview" in ran.output

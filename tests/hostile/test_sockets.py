@@ -404,7 +404,7 @@ def test_every_signal_that_asks_to_end_ends_it_in_order(short: Path, tmp_path: P
             for each in order:
                 process.send_signal(each)
             assert process.wait(60) == 0, (order, log.read_text())
-        assert log.read_text().count("Sidecar ended") == 1
+        assert log.read_text().count("Sidecar stopped") == 1
         assert not (short / "d" / "s").exists()
 
 

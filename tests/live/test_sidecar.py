@@ -354,5 +354,5 @@ def test_it_ends_in_order(sidecar: tuple[SidecarProcess, Sink]) -> None:
     beside, _ = sidecar
     assert beside.send(signal.SIGTERM) == 0
     log = beside.log.read_text()
-    assert "Sidecar ended" in log
+    assert "Sidecar stopped" in log
     assert "Traceback" not in log

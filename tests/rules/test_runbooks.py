@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rules.expressions import exported, faults
-from vllm_vitals.cli.settings import sections
+from vllm_vitals.cli.settings_page import sections
 from vllm_vitals.config.otel_env import SWITCHES, VARIABLES
 from vllm_vitals.mixin.rules import RulesConfig, build
 from vllm_vitals.mixin.rules.maker import Maker

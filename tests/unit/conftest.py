@@ -32,7 +32,7 @@ VERSIONED = [
     "feed",
     "fields",
     "finished",
-    "folded",
+    "float_lists",
     "gpu_amd",
     "gpu_nvml",
     "hostile",

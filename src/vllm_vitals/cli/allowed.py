@@ -1,4 +1,4 @@
-"""What a setting allows, in words, from its JSON schema."""
+"""The allowed values of a setting in words, from its JSON schema."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ WORDS = {
 
 
 def default(value: Any) -> str:
-    """Return a setting's default as one would write it in a variable, `not set` for none."""
+    """Return a setting's default as the text of a variable, or `not set` if it has none."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -31,7 +31,7 @@ def default(value: Any) -> str:
 
 
 def allowed(schema: Schema, definitions: Mapping[str, Schema]) -> str:
-    """Return what a schema allows as a phrase."""
+    """Return the allowed values of a schema as a phrase."""
     if "$ref" in schema:
         return allowed(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if schema.get("format") == "unix-socket":
@@ -66,8 +66,8 @@ def _range(schema: Schema) -> str:
         return f" from {low:g} to {high:.15g}"
     over, under = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     words = {"at least": low, "at most": high, "over": over, "under": under}
-    told = [f"{word} {bound:.15g}" for word, bound in words.items() if bound is not None]
-    return f", {' and '.join(told)}" if told else ""
+    parts = [f"{word} {bound:.15g}" for word, bound in words.items() if bound is not None]
+    return f", {' and '.join(parts)}" if parts else ""
 
 
 def _length(schema: Schema) -> str:

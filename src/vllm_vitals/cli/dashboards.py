@@ -14,7 +14,7 @@ FAILED, WRONG = 1, 2
 
 @dataclass(frozen=True)
 class Asked:
-    """What a preview is asked for, as the command line has it: `boards` by name, all of them if none is named."""
+    """The options of a preview. No `boards` means all of them."""
 
     boards: tuple[str, ...]
     prometheus: str
@@ -28,11 +28,11 @@ class Asked:
 
 
 def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, histograms: Histograms) -> int:
-    """Write a file for each board, and say which; return the exit code."""
+    """Write a file for each board and print its path; return the exit code."""
     try:
         from vllm_vitals.mixin.dashboards import Options, build  # noqa: PLC0415
     except ImportError as error:
-        return _lacking(error, "dashboards", "dashboards", "grafana-foundation-sdk")
+        return _missing(error, "dashboards", "dashboards", "grafana-foundation-sdk")
     try:
         boards = build(Options(source, datasource, uid_prefix, histograms))
     except ValueError as error:
@@ -52,11 +52,11 @@ def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, hi
 
 
 def preview(asked: Asked) -> int:
-    """Write a preview, and say where; return the exit code."""
+    """Write a preview and print its path; return the exit code."""
     try:
         from vllm_vitals.cli.preview import show  # noqa: PLC0415
     except ImportError as error:
-        return _lacking(error, "dashboards preview", "preview", "grafana-foundation-sdk and matplotlib")
+        return _missing(error, "dashboards preview", "preview", "grafana-foundation-sdk and matplotlib")
     return show(asked)
 
 
@@ -65,7 +65,7 @@ def text(board: dict[str, object]) -> str:
     return json.dumps(board, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _lacking(error: ImportError, command: str, extra: str, needed: str) -> int:
+def _missing(error: ImportError, command: str, extra: str, needed: str) -> int:
     version = ".".join(map(str, sys.version_info[:2]))
     typer.echo(
         f"vllm-vitals {command}: {error}. It needs {needed}, on Python 3.11 or newer (this is {version}): "

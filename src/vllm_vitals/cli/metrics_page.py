@@ -1,11 +1,16 @@
-"""The page `docs/metrics.md`, generated from the catalogue."""
+"""The catalogue for readers: as a table, as JSON, and as the page `docs/metrics.md`."""
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
-from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Group, Histogram, Metric, Scope
+from rich.table import Table
+from rich.text import Text
+
+from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Group, Histogram, Label, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES, TOKENS, VLLM, plan
 from vllm_vitals.catalog.names import prometheus_label
-from vllm_vitals.cli.output import code, markdown_table, number
+from vllm_vitals.cli.output import code, console, markdown_table, number
 
 FEATURES = {
     "iteration_details": "--enable-logging-iteration-details",
@@ -62,8 +67,8 @@ vLLM's option `--custom-histogram-buckets` does the same; the setting takes prec
 """
 
 
-def page() -> str:
-    """Return the whole page."""
+def as_markdown() -> str:
+    """Return `docs/metrics.md`."""
     scopes = {scope.name.lower(): _scope_labels(scope) for scope in Scope}
     sections = [INTRO.format_map(scopes) + _families(), _features()]
     sections += [_section(group) for group in GROUPS.values()]
@@ -111,10 +116,10 @@ def _section(group: Group) -> str:
 def _row(metric: Metric[Any]) -> tuple[str, ...]:
     kind = f"{metric.kind}, momentary" if isinstance(metric, Gauge) and metric.expires else metric.kind
     names, native = (code(metric.name), code(metric.prometheus)), code(metric.vllm_name)
-    return (*names, kind, code(metric.unit), _labels(metric), _meaning(metric), native)
+    return (*names, kind, code(metric.unit), _markdown_labels(metric), _markdown_meaning(metric), native)
 
 
-def _labels(metric: Metric[Any]) -> str:
+def _markdown_labels(metric: Metric[Any]) -> str:
     return "<br>".join(
         code(prometheus_label(label.name))
         + (": " + ", ".join(code(value) for value in label.values if value) if any(label.values) else "")
@@ -123,7 +128,7 @@ def _labels(metric: Metric[Any]) -> str:
     )
 
 
-def _meaning(metric: Metric[Any]) -> str:
+def _markdown_meaning(metric: Metric[Any]) -> str:
     parts = [metric.help]
     if isinstance(metric, Histogram):
         parts.append(f"Buckets: {code(metric.buckets)}.")
@@ -136,3 +141,87 @@ def _meaning(metric: Metric[Any]) -> str:
     if metric.since:
         parts.append(f"Since vLLM {metric.since}.")
     return " ".join(parts)
+
+
+def as_json() -> str:
+    """Return every metric as one JSON array."""
+    return json.dumps([_entry(group, metric) for group, metrics in GROUPS.items() for metric in metrics], indent=2)
+
+
+def show() -> None:
+    """Print a table for each group."""
+    out = console()
+    for group, metrics in GROUPS.items():
+        out.print(_table(group, metrics))
+        out.print()
+
+
+def _entry(group: str, metric: Metric[Any]) -> dict[str, Any]:
+    return {
+        "group": group,
+        "name": metric.name,
+        "kind": metric.kind,
+        "unit": metric.unit,
+        "prometheus": metric.prometheus,
+        "labels": [_label(label) for label in metric.labels],
+        "scope_labels": [{"name": name, "prometheus": prometheus_label(name)} for name in metric.scope.value],
+        "help": metric.help,
+        "momentary": isinstance(metric, Gauge) and metric.expires,
+        "buckets": _buckets(metric),
+        "native": metric.vllm_name or None,
+        "needs": {"feature": metric.needs, "switch": FEATURES[metric.needs]} if metric.needs else None,
+        "since": metric.since or None,
+    }
+
+
+def _label(label: Label) -> dict[str, Any]:
+    return {
+        "name": label.name,
+        "prometheus": prometheus_label(label.name),
+        "values": list(label.values),
+        "help": label.help,
+    }
+
+
+def _buckets(metric: Metric[Any]) -> dict[str, Any] | None:
+    if not isinstance(metric, Histogram):
+        return None
+    return {"family": metric.buckets, "bounds": list(plan(None)[metric.buckets])}
+
+
+def _table(group: str, metrics: Iterable[Metric[Any]]) -> Table:
+    table = Table(title=group, title_justify="left", title_style="bold", expand=True, show_lines=True)
+    table.add_column("metric, Prometheus name", overflow="fold", ratio=5)
+    table.add_column("kind, unit", width=12)
+    table.add_column("meaning", ratio=6)
+    for metric in metrics:
+        name = Text.assemble((metric.name, "bold"), "\n", (metric.prometheus, "cyan"))
+        table.add_row(name, f"{metric.kind}\n{metric.unit}", _meaning(metric))
+    return table
+
+
+def _meaning(metric: Metric[Any]) -> Text:
+    text = Text(metric.help)
+    plain = [prometheus_label(label.name) for label in metric.labels if not _label_help(label)]
+    if plain:
+        text.append(f"\n{', '.join(plain)}", "green")
+    for label in metric.labels:
+        if values := _label_help(label):
+            text.append(f"\n{prometheus_label(label.name)}", "green").append(f": {values}")
+    for name, value in _facts(metric).items():
+        text.append(f"\n{name}: {value}", "dim")
+    return text
+
+
+def _label_help(label: Label) -> str:
+    values = ", ".join(value for value in label.values if value)
+    return "; ".join(part for part in (values, label.help) if part)
+
+
+def _facts(metric: Metric[Any]) -> dict[str, str]:
+    facts = {
+        "switched on by": FEATURES[metric.needs] if metric.needs else "",
+        "since vLLM": metric.since,
+        "vLLM's counterpart": metric.vllm_name,
+    }
+    return {name: value for name, value in facts.items() if value}

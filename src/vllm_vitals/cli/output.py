@@ -1,4 +1,4 @@
-"""What the commands share to print tables, in a terminal and in Markdown."""
+"""Tables in a terminal and in Markdown, for all commands."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 
 PIPED_WIDTH = 120
-"""Columns when nobody's terminal says how many there are."""
+"""Columns if the output is not a terminal."""
 
 
 def console() -> Console:
-    """Return standard output as a console; markup and highlighting are off, since texts hold brackets."""
+    """Return standard output as a console. Markup and highlighting are off because texts contain brackets."""
     made = Console(markup=False, highlight=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = PIPED_WIDTH

@@ -1,4 +1,4 @@
-"""`vllm-vitals dashboards preview`: dashboards drawn from a live Prometheus; imported only where its extra is installed."""
+"""`vllm-vitals dashboards preview`: dashboards drawn from a live Prometheus. It needs the extra `preview`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ Boards = dict[str, dict[str, Any]]
 
 
 def show(asked: Asked) -> int:
-    """Write a preview, and say where and which queries failed; return the exit code."""
+    """Write a preview, print its path and the queries that failed; return the exit code."""
     try:
         boards, given = _boards(asked), _variables(asked.variables)
         values = {name: chosen(board, given) for name, board in boards.items()}
@@ -32,11 +32,11 @@ def show(asked: Asked) -> int:
         prometheus.check()
         browser = photo.browser() if asked.out.suffix == ".png" else ""
     except PrometheusError as error:
-        return _say(f"cannot ask the Prometheus at {shown_url(asked.prometheus)}: {error}", WRONG)
+        return _report(f"cannot query the Prometheus at {shown_url(asked.prometheus)}: {error}", WRONG)
     except ValueError as error:
-        return _say(str(error), WRONG)
+        return _report(str(error), WRONG)
     except photo.PhotoError as error:
-        return _say(str(error), FAILED)
+        return _report(str(error), FAILED)
     previews = {
         name: Preview(board, answers(prometheus, board, window, values[name]), window) for name, board in boards.items()
     }
@@ -44,12 +44,12 @@ def show(asked: Asked) -> int:
         for path in _write(previews, asked.out, ", ".join(asked.variables), browser):
             typer.echo(path)
     except OSError as error:
-        return _say(f"cannot write {asked.out}: {error}", WRONG)
+        return _report(f"cannot write {asked.out}: {error}", WRONG)
     except photo.PhotoError as error:
-        return _say(f"cannot write {asked.out}: {error}", FAILED)
+        return _report(f"cannot write {asked.out}: {error}", FAILED)
     failed = [error for shown in previews.values() for error in shown.errors()]
     for each in failed:
-        _say(each, FAILED)
+        _report(each, FAILED)
     return FAILED if failed else 0
 
 
@@ -89,6 +89,6 @@ def _write(previews: dict[str, Preview], out: Path, chosen_ones: str, browser: s
         yield path
 
 
-def _say(what: str, code: int) -> int:
-    typer.echo(f"vllm-vitals dashboards preview: {what}", err=True)
+def _report(message: str, code: int) -> int:
+    typer.echo(f"vllm-vitals dashboards preview: {message}", err=True)
     return code

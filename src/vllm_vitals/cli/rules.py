@@ -7,8 +7,8 @@ from vllm_vitals.mixin.rules import HEAD, as_data, build, dumped, files
 from vllm_vitals.mixin.rules.config import RulesConfig
 from vllm_vitals.mixin.rules.loading import RulesConfigError, read
 
-MOST_BYTES = 4 * 2**20
-"""A file of rules is far smaller."""
+MAX_BYTES = 4 * 2**20
+"""Far above the size of a file of rules."""
 __all__ = ["RulesConfigError", "as_text", "configuration", "write"]
 
 
@@ -24,7 +24,7 @@ def as_text(config: RulesConfig) -> str:
 
 
 def write(config: RulesConfig, directory: Path) -> list[Path]:
-    """Write a file for each section of rules and return them; those of sections that are switched off now go away."""
+    """Write a file for each section of rules and return the paths. Files of sections that are now off are removed."""
     directory.mkdir(parents=True, exist_ok=True)
     made = files(config)
     for name, text in made.items():
@@ -36,8 +36,8 @@ def write(config: RulesConfig, directory: Path) -> list[Path]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Tell whether a file was written by this command; other people's may be anything."""
+    """Return whether this command wrote a file. Other files are not touched."""
     try:
-        return files_.read(path, MOST_BYTES).startswith(HEAD.encode())
+        return files_.read(path, MAX_BYTES).startswith(HEAD.encode())
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""`vllm-vitals sidecar`: the collector as a process of its own."""
+"""`vllm-vitals sidecar`: the collector in a separate process."""
 
 import logging
 import os
@@ -11,47 +11,46 @@ from vllm_vitals._util.log import LOGGER
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.deployment.sidecar import NativeSidecar, StepSidecar
 
-WRONG_SETTINGS = 2
-NO_SOCKET = 1
-ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end it in order: also when its terminal is closed."""
+EXIT_WRONG_SETTINGS = 2
+EXIT_NO_SOCKET = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that stop it in order. SIGHUP comes when its terminal is closed."""
 
 
 def run(socket: Path | None, native_url: str | None) -> int:
-    """Run until a signal asks to end; return the exit code."""
+    """Run until a signal to stop; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    ended = _signals()
+    stopped = _stop_signals()
     try:
         sidecar = _sidecar(socket, native_url)
         sidecar.start()
     except SettingsError as error:
         for line in str(error).splitlines():
             LOGGER.error("%s", line)
-        return WRONG_SETTINGS
+        return EXIT_WRONG_SETTINGS
     except OSError as error:
         LOGGER.error("The sidecar cannot start: %s", error)
-        return NO_SOCKET
-    ended.poll()
+        return EXIT_NO_SOCKET
+    stopped.poll()
     sidecar.stop()
-    for (
-        number
-    ) in ENDS:  # Python puts their usual effect back before the process is gone, and its exit code would be theirs
+    # Python restores the default handlers before the process ends. A late signal would then set the exit code.
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    LOGGER.info("Sidecar ended")
+    LOGGER.info("Sidecar stopped")
     return 0
 
 
-def _signals() -> select.poll:
-    """Return what can be polled until the first signal that asks to end; later ones change nothing."""
-    # Python's own handler runs only once this thread does: a signal that comes just before it waits would wake nobody.
+def _stop_signals() -> select.poll:
+    """Return a poll object that becomes ready with the first signal to stop. Later signals change nothing."""
+    # Python's handlers run only when this thread does. A signal just before the wait would be missed without this pipe.
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in ENDS:
-        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # as after nohup
+    for number in STOP_SIGNALS:
+        if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # ignored after nohup
             signal.signal(number, lambda *_: None)
-    ended = select.poll()
-    ended.register(reader, select.POLLIN)
-    return ended
+    stopped = select.poll()
+    stopped.register(reader, select.POLLIN)
+    return stopped
 
 
 def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:
@@ -62,12 +61,14 @@ def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | Nativ
         LOGGER.warning("%s", warning)
     settings = loaded.settings
     if settings.wire.sidecar is not None and settings.native.url is not None:
-        raise SettingsError("wire.sidecar and native.url are both set: a sidecar takes steps or fetches, not both")
+        raise SettingsError(
+            "wire.sidecar and native.url are both set: a sidecar receives steps or fetches metrics, not both"
+        )
     if settings.wire.sidecar is not None:
         return StepSidecar(settings, settings.wire.sidecar)
     if settings.native.url is not None:
         return NativeSidecar(settings, settings.native.url)
     raise SettingsError(
-        "neither wire.sidecar nor native.url is set: give the socket by --socket (VITALS_WIRE__SIDECAR), or "
-        "vLLM's /metrics by --native-url (VITALS_NATIVE__URL)"
+        "neither wire.sidecar nor native.url is set: give the socket with --socket (VITALS_WIRE__SIDECAR), or the URL of "
+        "vLLM's /metrics with --native-url (VITALS_NATIVE__URL)"
     )

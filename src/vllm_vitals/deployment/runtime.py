@@ -15,15 +15,22 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.base import Exporter, stop_all
-from vllm_vitals.ingest.drain import Feed, Read, Sink, Source
+from vllm_vitals.ingest.drain import Feed, Source
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.placement import Placement
-from vllm_vitals.records.step import LONGEST_NAME, MOST_TAPS, Dialect, Facts, Sleep
-from vllm_vitals.vllm.connectors import as_told
-from vllm_vitals.vllm.engine_config import api_server, engine_facts, model_name, placement, process_age
+from vllm_vitals.records.step import LONGEST_NAME, Facts, Sleep
+from vllm_vitals.vllm.connectors import copied
+from vllm_vitals.vllm.engine_config import (
+    api_server,
+    engine_facts,
+    has_iteration_details,
+    has_request_ids,
+    model_name,
+    placement,
+    process_age,
+)
 from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.vllm.told import Bearer, finish_reasons, tells_details, tells_request_ids, write
 
 if TYPE_CHECKING:
     from vllm_vitals.deployment.remote import Link
@@ -77,8 +84,6 @@ class Runtime:
         self._roots = (os.getpid(),)
         """What the processes of this vLLM descend from."""
         self._attaching = threading.Lock()
-        self._told: weakref.WeakValueDictionary[int, Tap] = weakref.WeakValueDictionary()
-        """By their numbers, the taps of which something may still be told unread."""
 
     def check(self, section: str) -> None:
         """Raise `SettingsError` if something is wrong with the settings of a section."""
@@ -128,16 +133,18 @@ class Runtime:
         if not self._joined:
             self._join(*api_server(config))
             self._joined = True
-        if self.settings.exemplars and not self.remote and not tells_request_ids():
+        if self.settings.exemplars and not self.remote and not has_request_ids():
             log_once(logging.WARNING, "There will be no exemplars: vLLM %s does not tell the ids of requests, 0.20.0 and newer do; "
                      "the setting exemplars has no effect", version, key="exemplars")  # fmt: skip
         if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
             self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
         sink = self._link.sender if self._link else self.aggregator
-        client.tap, read = self._way(model_name(config), facts[0], sink)
+        reader = self._reader(model_name(config), facts[0])
+        # vLLM changes a connector's stats after the call, and nothing else.
+        client.tap = Tap(self.settings.queue_size, copied if facts[0].info.get("kv_connector") else None)
         # Before its engines are told of: another that had them may end right now.
-        self.feed.attach(Source(client.tap, read, model_name(config), engines, client.over))
+        self.feed.attach(Source(client.tap, reader.read, model_name(config), engines, client.over))
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")])
 
@@ -158,28 +165,16 @@ class Runtime:
         self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 
-    def _way(self, model: str, facts: Facts, sink: Sink) -> tuple[Tap, Read]:
-        """Return what takes an `AsyncLLM`'s calls, and what makes records of them.
-
-        They are read here, unless there is a sidecar to do that.
-        """
-        number = next(number for number in range(MOST_TAPS + 1) if number not in self._told)
-        dialect = Dialect(
+    def _reader(self, model: str, facts: Facts) -> Reader:
+        """Return what makes steps of the stats of an `AsyncLLM`."""
+        return Reader(
             model,
-            time.monotonic() - process_age(),
-            self.aggregator.process,
-            number,
-            details="iteration_details" in facts.features and tells_details(),
+            self.feed.complain,
+            born=time.monotonic() - process_age(),
+            details="iteration_details" in facts.features and has_iteration_details(),
             pooling="pooling" in facts.features,
             connector=facts.info.get("kv_connector", "")[:LONGEST_NAME],
-            reasons=finish_reasons(),
         )
-        reader = Reader.of(dialect, self.feed.complain)
-        if not self.remote or not dialect.reasons or number >= MOST_TAPS:
-            return Tap(self.settings.queue_size, as_told if dialect.connector else None), reader.read
-        sink.add([dialect])
-        tap = self._told[number] = Tap(self.settings.queue_size, write)
-        return tap, Bearer(number, reader).bear
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start an exporter unless this process has it already, or another process exports for it."""

@@ -133,12 +133,9 @@ class Feed:
 
     @paced()
     def _gather(self) -> float:
-        """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together.
-
-        What is written down already holds no objects of vLLM's, and can wait as it is.
-        """
+        """Read what waits, to be added up at the next drain, and return how much it was: 1 is what is read together."""
         with self._draining:
-            return sum(self._read_waiting(source) for source in list(self._sources) if source.tap.write is None)
+            return sum(map(self._read_waiting, list(self._sources)))
 
     def _let_go(self, source: Source) -> None:
         """Forget a tap of which nothing will come; its engines are gone unless another has taken their place."""

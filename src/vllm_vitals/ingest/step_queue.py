@@ -9,9 +9,8 @@ from vllm_vitals.records.step import OTHER
 
 Call = tuple[float, Any, Any, Any, Any]
 """A call of `record()`: monotonic seconds, scheduler, iteration and multimodal stats, and the engine."""
-Written = tuple[float, bytes]
-"""The same, written down: monotonic seconds, and all the rest."""
-Write = Callable[[Call], bytes | Call]
+Copy = Callable[[Call], Call]
+"""Returns a call of which nothing changes any more."""
 MOST_REASONS = 16
 """Reasons of rejections that are told apart; there are two."""
 
@@ -22,16 +21,14 @@ class Tap:
     Only the thread of the event loop writes; `dropped`, `hook_time` (seconds), `failed` and `rejections` only grow.
     """
 
-    def __init__(self, limit: int, write: Write | None = None) -> None:
+    def __init__(self, limit: int, copy: Copy | None = None) -> None:
         """`limit`: most steps that wait; more are dropped and counted. 0 makes a tap that keeps nothing.
 
-        `write` writes a call down at once, which takes a few microseconds for each hundred requests while their numbers
-        are in the processor's cache, and many times that on another thread later. What it raises for is kept as it is, and
-        so is a call that it returns.
+        `copy` copies what vLLM changes after the call. A call for which it raises is kept as it is.
         """
-        self.queue: deque[Call | Written] = deque()
+        self.queue: deque[Call] = deque()
         self.limit = limit
-        self.write = write
+        self._copy = copy
         self.dropped = 0
         self.failed = 0
         self.hook_time = 0.0
@@ -42,22 +39,21 @@ class Tap:
         """Set when nothing will come any more: the feeder lets go of the tap once it is empty."""
 
     def record(self, scheduler: Any, iteration: Any, multimodal: Any, engine: Any) -> None:
-        """Keep what vLLM says of one step. The objects are read later, on another thread, or written down now."""
+        """Keep vLLM's stats of one step. Another thread reads them later."""
         clock = monotonic()
         queue = self.queue
         if len(queue) < self.limit:
             call = (clock, scheduler, iteration, multimodal, engine)
-            queue.append(call if self.write is None else self._written(call))
+            queue.append(call if self._copy is None else self._copied(call))
         elif self.limit:
             self.dropped += 1
         self.hook_time += monotonic() - clock
 
-    def _written(self, call: Call) -> Call | Written:
+    def _copied(self, call: Call) -> Call:
         try:
-            written = self.write(call)  # type: ignore[misc]
+            return self._copy(call)  # type: ignore[misc]
         except (Exception, SystemExit):  # noqa: BLE001 - an object of vLLM's may raise anything; Ctrl-C is not one's
             return call
-        return (call[0], written) if isinstance(written, bytes) else written
 
     def reject(self, reason: str) -> None:
         """Count a request that was turned away."""

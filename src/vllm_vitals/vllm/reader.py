@@ -13,7 +13,7 @@ from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.cache import MULTIMODAL_HITS, PREFIX_HITS
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.ingest.step_queue import Call
-from vllm_vitals.records.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
+from vllm_vitals.records.step import OTHER, CacheUse, Evictions, Speculation, Step
 from vllm_vitals.vllm.connectors import Connectors
 from vllm_vitals.vllm.fields import MOST_INT, Complain, Fields, Table
 from vllm_vitals.vllm.finished import FinishedReader
@@ -88,18 +88,6 @@ class Reader:
         """That of the latest read."""
         self._steady = True
         """Whether it is still the one of the read before."""
-
-    @classmethod
-    def of(cls, dialect: Dialect, complain: Complain) -> "Reader":
-        """Make one for what a serving process tells."""
-        return cls(
-            dialect.model,
-            complain,
-            born=dialect.born,
-            details=dialect.details,
-            pooling=dialect.pooling,
-            connector=dialect.connector,
-        )
 
     def read(self, calls: list[Call], epoch: float) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.

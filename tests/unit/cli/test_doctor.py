@@ -70,7 +70,7 @@ def test_text(only):
         "FAIL  three  bad",
         "               do that",
         "",
-        "Not ready. Failed: three. Do what is said there before vLLM starts. Look at the warnings too: two.",
+        "Not ready. Failed: three. Follow the advice above before vLLM starts. Check the warnings too: two.",
     ]
 
 

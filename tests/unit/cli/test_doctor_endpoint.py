@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import vllm_vitals
-from vllm_vitals.cli.doctor import CHECKS, endpoint, holder
+from vllm_vitals.cli.doctor import CHECKS, endpoint
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
@@ -63,19 +63,19 @@ def test_free_port_is_left_free():
 
 
 def test_taken_port(monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 0.2)  # what holds it never answers
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)  # what holds it never answers
     with taken() as port:
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.FAIL
     assert (
-        f"port {port} of {LOCAL} (prometheus.port, from VITALS_PROMETHEUS__PORT) is taken by process " in finding.found
+        f"port {port} of {LOCAL} (prometheus.port, from VITALS_PROMETHEUS__PORT) is in use by process " in finding.found
     )
-    assert "VITALS_PROMETHEUS__PORT=N, from 0 to 65535" in finding.advice
+    assert "VITALS_PROMETHEUS__PORT=N, with N from 0 to 65535" in finding.advice
     assert "is free" in finding.advice
 
 
 def test_port_taken_on_all_addresses(monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 0.2)
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)
     with taken(EVERYWHERE) as port:
         assert look("port", host=LOCAL, port=port)[0].status is Status.FAIL
 
@@ -94,46 +94,46 @@ def test_taken_by_another_web_server():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         (finding,) = look("port", host=LOCAL, port=server.server_port)
         server.shutdown()
-    assert (finding.status, "is taken" in finding.found) == (Status.FAIL, True)
+    assert (finding.status, "is in use" in finding.found) == (Status.FAIL, True)
 
 
 def test_taken_by_ourselves_and_well(make_runtime, monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 20.0)
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 20.0)
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
     host.feed.attach(Source(Tap(16), lambda *_: None))
     with exporter(host) as port:
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.WARN
-    assert f"already serves vllm-vitals {vllm_vitals.__version__}, which is well" in finding.found
+    assert f"already serves vllm-vitals {vllm_vitals.__version__}, which is ready" in finding.found
 
 
 def test_taken_by_ourselves_and_sick(make_runtime, monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 20.0)
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 20.0)
     with exporter(make_runtime(prometheus={"host": LOCAL, "port": 0})) as port:  # its feeder was never started
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.FAIL
-    assert "not well: the feeder has ended" in finding.found
+    assert "not ready: the feeder has ended" in finding.found
 
 
 def test_taken_by_ourselves_alive_but_without_data(make_runtime, monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 20.0)
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 20.0)
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
     with exporter(host, lambda: "vLLM is away", lambda: "") as port:
         (finding,) = look("port", host=LOCAL, port=port)
-    assert (finding.status, "not well: vLLM is away" in finding.found) == (Status.FAIL, True)
+    assert (finding.status, "not ready: vLLM is away" in finding.found) == (Status.FAIL, True)
 
 
 def test_several_api_servers_need_one_port(monkeypatch):
     tried = []
     monkeypatch.setattr(endpoint, "listen", lambda _, port: tried.append(port))
     (finding,) = look("port", ["-asc", "3"], host=LOCAL, port=65535)
-    assert (finding.status, finding.found) == (Status.OK, f"port 65535 of {LOCAL} ({LOCAL}) can be listened on")
+    assert (finding.status, finding.found) == (Status.OK, f"port 65535 of {LOCAL} ({LOCAL}) is free")
     assert tried == [65535]
 
 
 def test_the_highest_port_has_none_after_it(monkeypatch):
     monkeypatch.setattr(endpoint, "listen", lambda *_: OSError(errno.EADDRINUSE, "in use"))
-    monkeypatch.setattr(holder, "ask", lambda *_, **__: None)
+    monkeypatch.setattr(endpoint, "running_endpoint", lambda *_, **__: None)
     (finding,) = look("port", host=LOCAL, port=65535)
     assert (finding.status, "is free" in finding.advice) == (Status.FAIL, False)
 
@@ -147,7 +147,7 @@ def test_a_sidecar_listens_in_place_of_vllm():
 
 
 def test_second_address_of_a_name(monkeypatch):
-    monkeypatch.setattr(holder, "PATIENCE", 0.2)
+    monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(endpoint, "addresses", lambda _: [LOCAL, "127.0.0.2"])
     with taken("127.0.0.2") as port:
         (finding,) = look("port", port=port)
@@ -218,5 +218,5 @@ def test_reach_in_kubernetes(monkeypatch):
 
 def test_whose_process_it_is():
     with taken() as port:
-        assert holder.process(port).startswith("process ")
-    assert not holder.process(port)
+        assert endpoint.listening_process(port).startswith("process ")
+    assert not endpoint.listening_process(port)

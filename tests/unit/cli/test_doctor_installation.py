@@ -60,7 +60,7 @@ def test_the_declared_floors_are_read():
 
 
 def test_no_proc(monkeypatch, tmp_path):
-    monkeypatch.setattr(installation, "CLOCK", tmp_path / "stat")
+    monkeypatch.setattr(installation, "PROCESS_STAT", tmp_path / "stat")
     assert look("python")[1].status is Status.WARN
 
 

@@ -102,8 +102,8 @@ def test_a_good_receiver(kind: Any) -> None:
     ):
         assert part in told
     assert name == f"{HOST} is {HOST}"
-    assert f"port {receiver.port} of {HOST} takes" in port
-    assert found == "an empty push was taken"
+    assert f"port {receiver.port} of {HOST} accepts connections" in port
+    assert found == "an empty push was accepted"
     (push,) = receiver.received
     assert push.headers["authorization"] == f"Bearer {SECRET}"
     assert not push.message.resource_metrics
@@ -158,7 +158,7 @@ def test_tls_to_one_that_goes_without(kind: Any, ca_file: Path) -> None:
         secure = receiver.endpoint.replace("http:", "https:")
         states, found, advice = ends(at(receiver, endpoint=secure, tls_ca=ca_file))
     assert states[-1] == "fail"
-    assert "over TLS" in found
+    assert "fails the TLS handshake" in found
     assert "http://" in advice
 
 
@@ -175,8 +175,8 @@ def test_no_tls_to_one_that_wants_it(kind: Any, ca: trustme.CA) -> None:
     with secured(kind, ca) as receiver:
         states, found, advice = ends(at(receiver, endpoint=receiver.endpoint.replace("https:", "http:")))
     assert states[-1] == "fail"
-    assert "was not taken" in found
-    assert "wants TLS: write the endpoint with https://" in advice
+    assert "was not accepted" in found
+    assert "needs TLS: write the endpoint with https://" in advice
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
@@ -204,10 +204,10 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize(("kind", "protocol"), [(GrpcReceiver, "http/protobuf"), (HttpReceiver, "grpc")])
 def test_the_other_protocol(kind: Any, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with kind().serve() as receiver:
-        monkeypatch.setattr(check, "USUAL", {receiver.port: receiver.protocol, 1: protocol})
+        monkeypatch.setattr(check, "USUAL_PORTS", {receiver.port: receiver.protocol, 1: protocol})
         states, found, advice = ends(at(receiver, protocol=protocol, timeout=1))
     assert states == ["ok", "ok", "ok", "fail"]
-    assert "was not taken" in found
+    assert "was not accepted" in found
     assert f"OTEL_EXPORTER_OTLP_PROTOCOL={receiver.protocol}, or use port 1" in advice
 
 
@@ -215,13 +215,18 @@ def test_the_other_protocol(kind: Any, protocol: str, monkeypatch: pytest.Monkey
     ("receiver", "status", "found", "advice"),
     [
         (HttpReceiver(Reply(401)), Status.FAIL, "HTTP 401", "OTEL_EXPORTER_OTLP_HEADERS"),
-        (HttpReceiver(Reply(404)), Status.FAIL, "HTTP 404", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is used as it is"),
+        (HttpReceiver(Reply(404)), Status.FAIL, "HTTP 404", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT is used unchanged"),
         (HttpReceiver(Reply(400)), Status.FAIL, "HTTP 400", "receiver's log"),
         (HttpReceiver(Reply(503)), Status.WARN, "HTTP 503", "loses nothing"),
         (HttpReceiver(Reply(body=otlp.partial(3, "odd").SerializeToString())), Status.WARN, "odd", "documentation"),
         (HttpReceiver(Reply(body=b"<p>", type="text/html")), Status.WARN, "the answer is a web page", "documentation"),
         (GrpcReceiver(Refusal(grpc.StatusCode.PERMISSION_DENIED)), Status.FAIL, "PERMISSION_DENIED", "HEADERS"),
-        (GrpcReceiver(Refusal(grpc.StatusCode.UNIMPLEMENTED)), Status.FAIL, "UNIMPLEMENTED", "No OTLP metrics"),
+        (
+            GrpcReceiver(Refusal(grpc.StatusCode.UNIMPLEMENTED)),
+            Status.FAIL,
+            "UNIMPLEMENTED",
+            "receives no OTLP metrics",
+        ),
         (GrpcReceiver(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED)), Status.WARN, "EXHAUSTED", "loses nothing"),
         (GrpcReceiver(otlp.partial(3, "")), Status.WARN, "3 points rejected", "documentation"),
     ],
@@ -246,7 +251,7 @@ def test_a_peer_that_does_not_answer() -> None:
     with otlp.peer() as endpoint:
         states, found, _ = ends(look(endpoint=endpoint, timeout=0.3))
     assert states == ["ok", "ok", "ok", "fail"]
-    assert "was not taken: no answer within 0.3 s" in found
+    assert "was not accepted: no answer within 0.3 s" in found
 
 
 def test_unix_socket(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 from vllm_vitals.catalog.self_metrics import DETACHED
 from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor.finding import Status
-from vllm_vitals.cli.doctor.launch import Launch
-from vllm_vitals.cli.doctor.serve_command import CommandError, parse
+from vllm_vitals.cli.doctor.launch import CommandError, Launch, parse
 
 SIDECAR = {"VITALS_WIRE__SIDECAR": "/run/vitals/s.sock"}
 
@@ -71,7 +70,7 @@ def test_a_command_line_that_cannot_be_read(words):
 def test_no_command_line_tells_what_to_expect():
     (finding,) = look("serve")
     assert finding.status is Status.SKIP
-    for word in ("offline LLM", "--headless", "of several API servers one collects", "doctor -- vllm serve"):
+    for word in ("offline LLM", "--headless", "Of several API servers, one collects", "doctor -- vllm serve"):
         assert word in finding.advice
 
 
@@ -81,7 +80,7 @@ def test_one_server():
 
 def test_one_rank_of_several():
     (finding,) = look("serve", "vllm serve m -dp 2 -dpn 1")
-    assert (finding.status, "prometheus.port of its own" in finding.advice) == (Status.OK, True)
+    assert (finding.status, "its own prometheus.port" in finding.advice) == (Status.OK, True)
 
 
 def test_headless():
@@ -96,14 +95,14 @@ def test_headless():
 def test_several_servers():
     (finding,) = look("serve", "vllm serve m -asc 3")
     assert (finding.status, finding.advice) == (Status.OK, "")
-    assert finding.found == "3 API servers: one of them collects for all, so there is one endpoint and one push"
+    assert finding.found == "3 API servers: one of them collects for all, so there is one scrape endpoint and one push"
     (finding,) = look("serve", "vllm serve m -asc 3", SIDECAR)
     assert (finding.status, finding.found) == (Status.OK, "3 API servers: they send to the sidecar")
 
 
 def test_disabled_log_stats():
     several = look("serve", "vllm serve m -asc 2 --disable-log-stats")[1]
-    assert (several.status, "Leave --disable-log-stats out" in several.advice) == (Status.WARN, True)
+    assert (several.status, "Remove --disable-log-stats" in several.advice) == (Status.WARN, True)
     assert look("serve", "vllm serve m --disable-log-stats")[1].status is Status.OK
 
 

@@ -15,7 +15,7 @@ from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.config.load import SettingsError, load
-from vllm_vitals.exporters.prometheus.exporter import LOOK
+from vllm_vitals.exporters.prometheus.tls import RELOAD_INTERVAL_SECONDS
 
 NOW = datetime.now(tz=timezone.utc)
 
@@ -72,7 +72,7 @@ def test_good(files):
 def test_ends_soon(files):
     (finding,) = look(*files(3))
     assert (finding.status, "expires in 3 days" in finding.found) == (Status.WARN, True)
-    assert f"read anew within {LOOK:g} s" in finding.advice
+    assert f"reloads changed files within {RELOAD_INTERVAL_SECONDS:g} s" in finding.advice
 
 
 def test_expired(files):

@@ -62,33 +62,33 @@ def test_a_sidecar_listens(path: Path) -> None:
 
 
 def test_no_sidecar_yet(path: Path) -> None:
-    refused(path, f"there is no {path}")
+    refused(path, f"{path} does not exist")
     path.parent.rmdir()
-    refused(path, f"there is no {path}")
+    refused(path, f"{path} does not exist")
 
 
 def test_the_sidecar_has_ended(path: Path) -> None:
     with listening(path):
         pass
-    refused(path, f"nobody listens at {path} any more")
+    refused(path, f"nothing listens at {path} any more")
 
 
 def test_the_sidecar_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PATIENCE", 0.1)
+    monkeypatch.setattr(check, "TIMEOUT_SECONDS", 0.1)
     with listening(path, backlog=0), socket.socket(socket.AF_UNIX) as waiting:
         waiting.connect(str(path))
-        refused(path, "takes no connection")
+        refused(path, "accepts no connection")
 
 
 def test_a_file_in_its_place(path: Path) -> None:
     path.write_text("in the way")
-    refused(path, "is no socket", "Remove it.")
+    refused(path, "is not a socket", "Remove it.")
 
 
 def test_a_directory_that_others_may_write_to(path: Path) -> None:
     path.parent.chmod(0o777)
     with listening(path):
-        refused(path, f"others may write to {path.parent} (mode 0777)", f"chmod 0700 {path.parent}")
+        refused(path, f"other users may write to {path.parent} (mode 0777)", f"chmod 0700 {path.parent}")
 
 
 def test_a_directory_that_is_a_symbolic_link(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_another_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uid = os.geteuid()
     monkeypatch.setattr(check.os, "geteuid", lambda: uid + 1)
     with listening(path):
-        refused(path, f"belongs to user {uid}, and this is user {uid + 1}", "as the same user")
+        refused(path, f"belongs to user {uid}, but this is user {uid + 1}", "as the same user")
 
 
 def test_another_users_socket_in_our_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,15 @@ def test_another_users_socket_in_our_directory(path: Path, monkeypatch: pytest.M
     other = SimpleNamespace(st_mode=0o140600, st_uid=uid + 1)
     monkeypatch.setattr(Path, "stat", lambda self, **given: other if self == path else stat(self, **given))
     with listening(path):
-        refused(path, f"user {uid + 1} listens at {path}, and this is user {uid}")
+        refused(path, f"user {uid + 1} listens at {path}, but this is user {uid}")
 
 
 def test_several_api_servers_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "meeting_point", lambda: tmp_path / "vitals" / "1-2.sock")
     (finding,) = look(SEVERAL)
-    assert finding == Finding(Status.OK, f"{tmp_path / 'vitals'}, where the API servers meet, will be made")
+    assert finding == Finding(
+        Status.OK, f"{tmp_path / 'vitals'}, the directory for the socket of the API servers, will be created"
+    )
     assert not (tmp_path / "vitals").exists()
     (tmp_path / "vitals").mkdir(mode=0o700)
     (finding,) = look(SEVERAL)
@@ -130,9 +132,9 @@ def meeting(path: Path, said: str) -> None:
 
 
 def test_where_api_servers_cannot_meet(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting(tmp_path / "none" / "vitals" / "s.sock", f"cannot be made: {tmp_path / 'none'} is not there")
+    meeting(tmp_path / "none" / "vitals" / "s.sock", f"cannot be created: {tmp_path / 'none'} does not exist")
     (tmp_path / "file").touch()
-    meeting(tmp_path / "file" / "s.sock", f"{tmp_path / 'file'} is no directory")
+    meeting(tmp_path / "file" / "s.sock", f"{tmp_path / 'file'} is not a directory")
     path.parent.chmod(0o770)
     meeting(path, "(mode 0770)")
     path.parent.chmod(0o500)

@@ -17,7 +17,7 @@ from vllm_vitals.cli import app
 from vllm_vitals.cli.allowed import allowed, default
 from vllm_vitals.cli.metrics_page import FEATURES
 from vllm_vitals.cli.output import markdown_table
-from vllm_vitals.cli.settings import sections
+from vllm_vitals.cli.settings_page import sections
 
 
 def run(*words):

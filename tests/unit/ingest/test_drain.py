@@ -68,16 +68,6 @@ def test_long_lists_of_latencies_fill_it_as_many_steps_do() -> None:
     assert mine._gather() == 0.5
 
 
-def test_what_is_written_down_waits_for_the_drain() -> None:
-    sink, tap = Sink(), Tap(1000, lambda call: str(call).encode())
-    mine = feed(sink, tap)
-    written = record(tap, BATCH + 3)
-    assert mine._gather() == 0
-    assert len(tap.queue) == BATCH + 3
-    mine.drain()
-    assert sink.clocks == written
-
-
 def latencies(count: int) -> Step:
     return Step("m", "0", 0.0, 0.0, 0.0, inter_token_latencies=Floats("d", bytes(8 * count)))
 

@@ -1,12 +1,10 @@
 """What the hooks leave for the feeder: bounded, and nothing else happens within them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vllm_vitals.ingest.step_queue import Tap
-from vllm_vitals.vllm.told import write
 
 
 def record(tap: Tap, *numbers: int) -> None:
@@ -41,15 +39,15 @@ def test_a_closed_tap_keeps_nothing_and_drops_nothing() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, RecursionError, MemoryError, SystemExit])
-def test_what_cannot_be_written_down_is_kept_as_it_is(error: type[BaseException]) -> None:
-    class Stats:
-        @property
-        def __dict__(self) -> Any:  # type: ignore[override]
+def test_a_call_that_cannot_be_copied_is_kept_as_it_is(error: type[BaseException]) -> None:
+    def copy(call: Any) -> Any:
+        if call[1] == "odd":
             raise error
+        return ("copy", *call[1:])
 
-    tap, stats = Tap(3, write), Stats()
-    tap.record(stats, None, None, 0)
-    tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
-    (_, kept, *_), (_, written) = tap.queue
-    assert kept is stats
-    assert isinstance(written, bytes)
+    tap = Tap(3, copy)
+    tap.record("odd", None, None, 0)
+    tap.record("plain", None, None, 0)
+    (kept, scheduler, *_), (copied, *_) = tap.queue
+    assert (scheduler, copied, tap.failed) == ("odd", "copy", 0)
+    assert isinstance(kept, float)

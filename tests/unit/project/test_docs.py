@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from vllm_vitals.catalog import CATALOG, Histogram
-from vllm_vitals.cli import metrics, settings
-from vllm_vitals.cli.settings import sections
+from vllm_vitals.cli import metrics_page, settings_page
+from vllm_vitals.cli.settings_page import sections
 from vllm_vitals.config.load import load
 from vllm_vitals.config.otel_env import SWITCHES, VARIABLES
 from vllm_vitals.exporters.otlp.target import resolve
 
 DOCS = Path(__file__).parents[3] / "docs"
-MAKERS = {"metrics": metrics.as_markdown, "settings": settings.as_markdown}
+MAKERS = {"metrics": metrics_page.as_markdown, "settings": settings_page.as_markdown}
 
 
 def page(name: str) -> str:

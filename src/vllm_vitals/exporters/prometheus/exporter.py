@@ -18,10 +18,8 @@ from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.server import Server
-from vllm_vitals.exporters.prometheus.tls import Certificates
+from vllm_vitals.exporters.prometheus.tls import RELOAD_INTERVAL_SECONDS, Certificates
 
-LOOK = 10.0
-"""Seconds between two looks whether the TLS files have changed."""
 LONGEST_HOST = 100
 LONGEST_REASON = 300
 """Characters that are logged."""
@@ -97,7 +95,7 @@ class PrometheusExporter:
                 return
             scheme = "https" if certificates else "http"
             LOGGER.info("Scrape endpoint: %s://%s:%d/metrics", scheme, host, self.ports[0])
-            while certificates and not self._stopped.wait(LOOK):
+            while certificates and not self._stopped.wait(RELOAD_INTERVAL_SECONDS):
                 certificates.refresh()
             return
 

@@ -6,6 +6,9 @@ from vllm_vitals._util.files import State, state
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.config.settings import PrometheusSettings
 
+RELOAD_INTERVAL_SECONDS = 10.0
+"""Time between two checks for changed TLS files."""
+
 
 class Certificates:
     """The files that the settings name, and what was made of them."""

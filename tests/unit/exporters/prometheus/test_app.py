@@ -809,7 +809,7 @@ class Rotated:
 @pytest.fixture
 def rotated(tmp_path: Path, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> Rotated:
     """Give certificates that are replaced, and look often whether they were."""
-    monkeypatch.setattr(prometheus, "LOOK", 0.05)
+    monkeypatch.setattr(prometheus, "RELOAD_INTERVAL_SECONDS", 0.05)
     made = Rotated(tmp_path)
     made.put(authority.issue_cert(HOST), authority)
     return made
