@@ -39,6 +39,8 @@ TIME_LENGTH = len(pb.NumberDataPoint(time_unix_nano=1).SerializeToString())
 """Bytes of the time of a point."""
 MAX_TIMES_ENCODED = 1024
 """Observation times of gauges whose encoding is kept: one for each engine or GPU."""
+PUSHES_REMEMBERED = 32
+"""Pushes after which an encoded field that was not needed is forgotten; at most twice as many."""
 MAX_BOUNDS_ENCODED = 256
 """Sets of bucket bounds whose encoding is kept."""
 
@@ -93,16 +95,19 @@ def _value(value: Any) -> AnyValue:
 
 
 class Recent(Generic[K]):
-    """Encoded fields that the current or the previous push needs."""
+    """Encoded fields that the latest pushes needed. A series that does not change needs none for a while."""
 
     def __init__(self, encode: Callable[[K], bytes]) -> None:
         self._encode = encode
+        self._pushes = 0
         self._now: dict[K, bytes] = {}
         self._before: dict[K, bytes] = {}
 
     def begin(self) -> None:
-        """Begin a push: forget the fields that the previous one did not need."""
-        self._before, self._now = self._now, {}
+        """Begin a push: once in a while forget the fields that were not needed for long."""
+        self._pushes += 1
+        if self._pushes % PUSHES_REMEMBERED == 0:
+            self._before, self._now = self._now, {}
 
     def get(self, key: K) -> bytes:
         """Return the encoding of something."""
@@ -143,7 +148,8 @@ class Shape:
 
 
 def _head(info: MetricInfo) -> bytes:
-    return pb.Metric(name=info.name, description=info.help, unit=info.unit).SerializeToString()
+    name, description, unit = map(unicode_text, (info.name, info.help, info.unit))
+    return pb.Metric(name=name, description=description, unit=unit).SerializeToString()
 
 
 @lru_cache(MAX_BOUNDS_ENCODED)
@@ -169,6 +175,8 @@ class Push:
     series: list[Series] = field(default_factory=list)
     """Empty where totals are pushed: nothing has to be acknowledged."""
     points: int = 0
+    unencodable: int = 0
+    """Series of vLLM's own that were left out."""
 
 
 class PushBuilder:
@@ -227,15 +235,22 @@ class PushBuilder:
         groups: dict[tuple[MetricInfo, Shape], list[bytes]] = {}
         metric, kind, group = None, None, list[bytes]()
         for series in chain(self._reader.read(push.time), self._more()):
-            if self._delta:
-                push.series.append(series)
             shape = self._shape(series)
             if series.metric is not metric or shape is not kind:
                 metric, kind = series.metric, shape
                 group = groups.setdefault((metric, shape), [])
-            point = self._point(shape, series, push.time)
+            try:
+                point = self._point(shape, series, push.time)
+            except ValueError:
+                if series.cell is not None:
+                    raise
+                push.unencodable += 1  # a number of vLLM's page can be larger than OTLP can hold
+                continue
+            if self._delta:
+                push.series.append(series)
             if point is not None:
-                group.append(point + (now if series.observed is None else _time_field_of(series.observed)))
+                dated = shape is self._gauge and series.observed is not None
+                group.append(point + (_time_field_of(series.observed or 0.0) if dated else now))
                 push.points += 1
             checkpoint()
         for (info, shape), points in groups.items():
@@ -244,13 +259,13 @@ class PushBuilder:
                 checkpoint()
         return push
 
-    def acknowledge(self, push: Push, *, whole: bool = True) -> None:
+    def acknowledge(self, push: Push, *, complete: bool = True) -> None:
         """Record that the receiver has a push: differences start anew only now.
 
-        `whole`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
+        `complete`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
         """
         if self._delta:
-            windows = {} if whole else self._acknowledged
+            windows = {} if complete else self._acknowledged
             for series in push.series:
                 windows[series.id] = Window(series, push.time)
                 checkpoint()
