@@ -197,7 +197,7 @@ def pem(directory: Path, authority: trustme.CA, name: str = "ca.pem") -> Path:
 def test_a_certificate_must_be_trusted(authority: trustme.CA, tmp_path: Path) -> None:
     with Peer(answer(BODY), tls=server_context(authority)) as peer:
         assert "CERTIFICATE_VERIFY_FAILED" in refused(peer.url())
-        trust = Trust.of(NativeSettings(url=peer.url(), tls_ca=pem(tmp_path, authority)))
+        trust = Trust(pem(tmp_path, authority))
         assert download(peer.url(), 5.0, trust=trust).content == BODY
 
 
