@@ -6,7 +6,7 @@ import time
 from tests.live.breakable import STEPS, ElasticServer
 from tests.live.pages import eventually
 from tests.parity import value
-from vllm_vitals.ingest.detach_watch import LOOK
+from vllm_vitals.ingest.detach_monitor import LOOK
 
 DETACHED = "vitals_plugin_detached"
 NATIVE_TOKENS = "vllm:generation_tokens_total"
