@@ -16,7 +16,7 @@ from vllm_vitals.config.settings import NativeSettings
 from vllm_vitals.deployment.runtime import SILENT, Runtime, runtime
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.ingest.step_queue import StepQueue
-from vllm_vitals.vllm.engine_config import process_age
+from vllm_vitals.vllm.engine_config import api_server, process_age
 from vllm_vitals.vllm.life import Life
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
@@ -68,9 +68,9 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         self._queue: StepQueue = SILENT
         self._config = vllm_config  # that is not gone before this logger is
         try:
-            host = runtime()
+            host = runtime(*api_server(vllm_config))
             host.check(self.section)
-            if not (host.remote or self.enabled(host)):
+            if not (host.has_sidecar or self.enabled(host)):
                 return
             self._queue = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version(), Life(self).over)
             self.start(host)
@@ -138,7 +138,7 @@ class PrometheusVitals(VitalsLogger):
 
     def start(self, host: Runtime) -> None:  # noqa: D102
         settings = host.settings.prometheus
-        problem, native = host.feed.problem, native_registry(host.settings.native)
+        problem, native = host.drainer.problem, native_registry(host.settings.native)
         host.expose(self.name, lambda: PrometheusExporter(host.aggregator, settings, problem, native))
 
 

@@ -41,7 +41,7 @@ class Ours:
         os.environ["VITALS_STRICT"] = "true"
         self._logger = OtlpVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))
         self._makers = [StepMaker(RUNNING, seed=engine) for engine in range(engines)]
-        self._feed = runtime().feed
+        self._feed = runtime().drainer
         self._aggregator = runtime().aggregator
         self._exporter: Any = runtime().exporters[OtlpVitals.name]
         for _ in range(STEPS):

@@ -92,7 +92,7 @@ def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Sam
         with ours(release, config, engines) as mine:
             for call in calls:
                 call.apply(mine.logger)
-            mine.host.feed.drain()
+            mine.host.drainer.drain()
             return page(oracle.registry), shown_of(mine.host.aggregator)
 
 

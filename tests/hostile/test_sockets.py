@@ -28,6 +28,7 @@ from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import leader_lock as election
 from vllm_vitals.deployment.leader_lock import LeaderLock, meeting_point, sweep
 from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.deployment.topology import of_serving_process
 from vllm_vitals.transport.listener import BINDING, Listener
 from vllm_vitals.transport.sender import Sender
 
@@ -169,22 +170,22 @@ def test_without_any_place_serving_goes_on_and_one_line_says_so(
     looks = itertools.count()
     original = LeaderLock._take
     monkeypatch.setattr(LeaderLock, "_take", lambda self: [next(looks), original(self)][1])
-    host = Runtime(Settings(gpu={"enabled": False}))
-    parallel = SimpleNamespace(_api_process_rank=0, _api_process_count=2)
-    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"), parallel_config=parallel)
+    settings = Settings(gpu={"enabled": False})
+    host = Runtime(settings, of_serving_process(settings.wire, 0, 2))
+    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
     try:
         queue = host.attach(config, [0], object, "1")
         queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
         wait_until(lambda: next(looks) > 10)
-        assert (queue.dropped, queue.failed, host.feed.problem()) == (0, 0, "")
+        assert (queue.dropped, queue.failed, host.drainer.problem()) == (0, 0, "")
         (line,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert "/proc/vllm-vitals-" in line
         assert "VITALS_WIRE__SOCKET" in line
     finally:
-        assert host._link is not None
-        host._link._election.stop()  # type: ignore[union-attr]
-        host._link.sender._courier.stop(0.0)
-        host.feed.stop()
+        assert host._remote is not None
+        host._remote._lock.stop()  # type: ignore[union-attr]
+        host._remote.sender._courier.stop(0.0)
+        host.drainer.stop()
 
 
 # Files in a directory of ours

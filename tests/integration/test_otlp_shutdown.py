@@ -91,7 +91,7 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
     with kind().serve() as receiver:
         host, queue = serve(receiver.endpoint, protocol=kind.protocol, temporality="delta")
         step(queue, 3)
-        host.feed.drain()
+        host.drainer.drain()
         host.exporters["vitals_otlp"].push(1.0)
         step(queue, 4)
         host.stop()
@@ -139,7 +139,7 @@ def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any
     with Slow().serve() as receiver:
         host, queue = serve(receiver.endpoint, interval=0.1, temporality="delta")
         step(queue)
-        host.feed.drain()
+        host.drainer.drain()
         wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
         step(queue, 2)
         host.stop()
@@ -290,7 +290,7 @@ def test_the_end_of_a_process_brings_the_last_push(kind: Any) -> None:
 def test_the_child_of_a_fork_pushes_nothing_and_ends(kind: Any) -> None:
     body = """
 step(2)
-host.feed.drain()
+host.drainer.drain()
 host.exporters["vitals_otlp"].push(5.0)
 child = os.fork()
 if not child:

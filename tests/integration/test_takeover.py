@@ -83,8 +83,8 @@ def record(logger: Any, steps: int, engines: tuple[int, ...], tokens: int) -> in
 
 def held(vllm: FakeVllm) -> list[int]:
     """Return how many steps wait to be sent, and how many were sent that no collector is known to have."""
-    vllm.host.feed.drain()
-    link = vllm.host._link
+    vllm.host.drainer.drain()
+    link = vllm.host._remote
     assert link is not None
     outbox = link.sender._outbox
     with outbox._lock:

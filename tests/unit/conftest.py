@@ -10,6 +10,7 @@ from vllm_vitals._util import log as logs
 from vllm_vitals.aggregation import aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.deployment.topology import of_serving_process
 
 VERSIONED = [
     "buckets",
@@ -87,7 +88,8 @@ def make_runtime() -> Iterator[Callable[..., Runtime]]:
     made: list[Runtime] = []
 
     def make(**values: Any) -> Runtime:
-        made.append(Runtime(Settings(**{"drain_interval": 10.0, "gpu": {"enabled": False}, **values})))
+        settings = Settings(**{"drain_interval": 10.0, "gpu": {"enabled": False}, **values})
+        made.append(Runtime(settings, of_serving_process(settings.wire, 0, 1)))
         return made[-1]
 
     yield make

@@ -22,8 +22,6 @@ class CollectorServer:
         self.exporters: dict[str, Exporter] = {}
         self._aggregator = aggregator
         self._merger = Merger(aggregator, serves=serves)
-        if not serves:  # what is held back for a while is there for who asks
-            aggregator.upstream = self._merger.settle
         self._receiver = Receiver(socket, uuid.uuid4().hex, self._take, self._gone, self._broken)
 
     def start(self, exporters: Mapping[str, Callable[[], Exporter]]) -> None:
@@ -59,6 +57,10 @@ class CollectorServer:
         self._receiver.after_fork_in_child()
         for exporter in self.exporters.values():
             exporter.after_fork_in_child()
+
+    def settle(self) -> None:
+        """Give the aggregator the steps that wait for other processes no longer."""
+        self._merger.settle()
 
     def problem(self) -> str:
         """Return why nothing can come in, `""` when all is well."""

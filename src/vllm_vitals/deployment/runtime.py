@@ -1,4 +1,4 @@
-"""What runs in one serving process: one feed, and one collector with each exporter once, however many loggers."""
+"""What runs in one serving process, once, however many loggers vLLM makes: a drainer, an aggregator, the exporters."""
 
 import atexit
 import logging
@@ -14,6 +14,7 @@ from vllm_vitals._util.log import LOGGER, log_once
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.settings import Settings
+from vllm_vitals.deployment.topology import Topology, of_serving_process
 from vllm_vitals.exporters.base import Exporter, stop_all
 from vllm_vitals.ingest.step_drainer import Source, StepDrainer
 from vllm_vitals.ingest.step_queue import StepQueue
@@ -21,7 +22,6 @@ from vllm_vitals.records.placement import Placement
 from vllm_vitals.records.step import LONGEST_NAME, Facts, Sleep
 from vllm_vitals.vllm.connectors import copied
 from vllm_vitals.vllm.engine_config import (
-    api_server,
     engine_facts,
     has_iteration_details,
     has_request_ids,
@@ -66,24 +66,41 @@ class Client:
 
 
 class Runtime:
-    """The single instance of everything in this process."""
+    """The single instance of everything in this process, built for its topology."""
 
-    def __init__(self, settings: Settings, broken: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`broken`: what is wrong with the settings of a section, which is off therefore."""
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology | None = None,
+        broken: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """`topology`: alone unless it is given. `broken`: errors in the settings of a section, which is off therefore."""
         self.settings = settings
+        self.topology = topology = topology or Topology()
         self.broken = broken or {}
-        self.aggregator = Aggregator(settings)
-        self.feed = StepDrainer(self.aggregator, settings.drain_interval, generated=generated)
-        self.aggregator.upstream = self.feed.drain
+        sends = topology.sends
+        self.aggregator = Aggregator(settings, process=topology.process, before_read=None if sends else self._drain)
+        self._remote = self._connect(topology) if sends else None
+        self.drainer = StepDrainer(
+            self._remote.sender if self._remote else self.aggregator,
+            settings.wire.interval if sends else settings.drain_interval,
+            topology.process,
+            generated,
+        )
         self.exporters: dict[str, Exporter] = {}
-        self._joined = False
-        """Whether it is decided where the steps of this process go."""
-        self._link: RemoteCollector | None = None
         self._clients: list[Client] = []
         self._placements: list[Placement] = []
-        self._roots = (os.getpid(),)
-        """What the processes of this vLLM descend from."""
         self._attaching = threading.Lock()
+
+    def _connect(self, topology: Topology) -> "RemoteCollector":
+        from vllm_vitals.deployment.remote import RemoteCollector  # noqa: PLC0415 - only where steps leave the process
+
+        assert topology.socket is not None  # noqa: S101 - `sends` means that
+        holds = self.aggregator if topology.aggregates else None
+        return RemoteCollector(topology.socket, topology.process, self.settings.wire.buffer, holds)
+
+    def _drain(self) -> None:
+        self.drainer.drain()
 
     def check(self, section: str) -> None:
         """Raise `SettingsError` if something is wrong with the settings of a section."""
@@ -91,9 +108,9 @@ class Runtime:
             raise SettingsError({section: self.broken[section]}, strict=self.settings.strict)
 
     @property
-    def remote(self) -> bool:
-        """Tell whether a sidecar exports what this process sees, whichever exporters are on here."""
-        return self.settings.wire.sidecar is not None
+    def has_sidecar(self) -> bool:
+        """Return whether a sidecar exports the metrics of this process."""
+        return not self.topology.aggregates
 
     def attach(
         self,
@@ -126,50 +143,32 @@ class Runtime:
     def _let_go(self) -> None:
         """Forget every `AsyncLLM` that is no more, after what it left has been taken in."""
         if any(client.over() for client in self._clients):
-            self.feed.drain()
+            self.drainer.drain()
         self._clients = [client for client in self._clients if not (client.queue.orphaned or client.over())]
 
     def _open(self, config: Any, engines: Sequence[str], version: str, client: Client) -> None:
-        if not self._joined:
-            self._join(*api_server(config))
-            self._joined = True
-        if self.settings.exemplars and not self.remote and not has_request_ids():
+        if self._remote is not None:
+            self._remote.start()
+        if self.settings.exemplars and not self.has_sidecar and not has_request_ids():
             log_once(logging.WARNING, "There will be no exemplars: vLLM %s does not tell the ids of requests, 0.20.0 and newer do; "
                      "the setting exemplars has no effect", version, key="exemplars")  # fmt: skip
         if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
             self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
-        sink = self._link.sender if self._link else self.aggregator
+        sink = self._remote.sender if self._remote else self.aggregator
         reader = self._reader(model_name(config), facts[0])
         # vLLM changes a connector's stats after the call, and nothing else.
         client.queue = StepQueue(self.settings.queue_size, copied if facts[0].info.get("kv_connector") else None)
         # Before its engines are told of: another that had them may end right now.
-        self.feed.attach(Source(client.queue, reader.read, model_name(config), engines, client.over))
+        self.drainer.attach(Source(client.queue, reader.read, model_name(config), engines, client.over))
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")])
-
-    def _join(self, rank: int, count: int) -> None:
-        """Decide, at the first `AsyncLLM`, where the steps of this process go."""
-        wire = self.settings.wire
-        if wire.sidecar is None and count == 1:
-            return
-        from vllm_vitals.deployment.leader_lock import meeting_point  # noqa: PLC0415 - only where steps leave the process
-        from vllm_vitals.deployment.remote import RemoteCollector  # noqa: PLC0415
-
-        socket = wire.sidecar or wire.socket or meeting_point(make=True)
-        self.aggregator.process = str(rank)
-        if count > 1:  # all of them, and the engines, are children of one
-            self._roots = (os.getppid(),)
-        self._link = RemoteCollector(socket, rank, wire.buffer, None if wire.sidecar else self.aggregator)
-        self.aggregator.upstream = None
-        self.feed = StepDrainer(self._link.sender, wire.interval, str(rank), generated)
-        self._link.start()
 
     def _reader(self, model: str, facts: Facts) -> Reader:
         """Return what makes steps of the stats of an `AsyncLLM`."""
         return Reader(
             model,
-            self.feed.complain,
+            self.drainer.complain,
             born=time.monotonic() - process_age(),
             details="iteration_details" in facts.features and has_iteration_details(),
             pooling="pooling" in facts.features,
@@ -184,8 +183,8 @@ class Runtime:
                 self._expose("gpu", self._sampler)
 
     def _expose(self, name: str, make: Callable[[], Exporter]) -> None:
-        if self._link is not None:
-            self._link.expose(name, make)
+        if self._remote is not None:
+            self._remote.expose(name, make)
         elif name not in self.exporters:
             self.exporters[name] = make()
             self.exporters[name].start()
@@ -195,20 +194,22 @@ class Runtime:
         from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
 
         gpu = self.settings.gpu
-        return sampler(self.aggregator, gpu.interval, gpu.devices, lambda: tuple(self._placements), self._roots)
+        return sampler(
+            self.aggregator, gpu.interval, gpu.devices, lambda: tuple(self._placements), self.topology.ancestors
+        )
 
     def stop(self) -> None:
         """Drain, then end the exporters."""
-        self.feed.stop()
-        if self._link is not None:
-            self._link.stop()
+        self.drainer.stop()
+        if self._remote is not None:
+            self._remote.stop()
         stop_all(self.exporters)
 
     def after_fork_in_child(self) -> None:
         """Fall silent in the child of a fork: its numbers would be copies of its parent's."""
-        self.feed.close()
-        if self._link is not None:
-            self._link.after_fork_in_child()
+        self.drainer.close()
+        if self._remote is not None:
+            self._remote.after_fork_in_child()
         for exporter in self.exporters.values():
             exporter.after_fork_in_child()
 
@@ -217,22 +218,29 @@ _runtime: Runtime | None = None
 _lock = threading.Lock()
 
 
-def runtime() -> Runtime:
-    """Return this process's runtime, made from the environment the first time.
+def runtime(rank: int = 0, count: int = 1) -> Runtime:
+    """Return the runtime of this process. The first call makes it, for the API server `rank` of `count`.
 
     Raises:
-        SettingsError: when settings are wrong that are no exporter's own.
+        SettingsError: if settings are wrong that do not belong to an exporter.
+        OSError: if several API servers have no place for their socket.
     """
     global _runtime  # noqa: PLW0603 - one per process is the point
     with _lock:
         if _runtime is None:
-            _runtime = _make()
+            _runtime = _make(rank, count)
             atexit.register(_runtime.stop)
             _watch_forks()
         return _runtime
 
 
-def _make() -> Runtime:
+def _make(rank: int = 0, count: int = 1) -> Runtime:
+    settings, broken = _settings()
+    return Runtime(settings, of_serving_process(settings.wire, rank, count), broken)
+
+
+def _settings() -> tuple[Settings, Mapping[str, Sequence[str]]]:
+    """Return the settings of this process, and the errors of each section that is off therefore."""
     try:
         loaded = load(os.environ)
     except SettingsError as error:
@@ -242,9 +250,9 @@ def _make() -> Runtime:
             raise
         for line in others:
             LOGGER.error("Left out, and what it belongs to is off: %s", line)
-        return Runtime(error.rest, error.problems)
+        return error.rest, error.problems
     _warn(loaded.warnings)
-    return Runtime(loaded.settings)
+    return loaded.settings, {}
 
 
 def _warn(warnings: Iterable[str]) -> None:

@@ -65,7 +65,7 @@ def test_two_that_serve_one_model_are_each_read_in_their_own_way(path: Path, mak
         queues = [runtime.attach(config, [engine], object, "0.32.0") for engine, config in enumerate(configs)]
         for engine, queue in enumerate(queues):
             end_a_request(queue, engine)
-        runtime.feed.drain()
+        runtime.drainer.drain()
         see = Sight(aggregator)
         ended = "vllm_requests_finished_total"
         wait_until(lambda: all(see.of_engine(ended, engine, finish_reason="stop") for engine in "01"))

@@ -55,7 +55,7 @@ def record(queue: Any, tokens: int = 1) -> None:
 
 
 def tokens(host: Runtime) -> float | None:
-    host.feed.drain()
+    host.drainer.drain()
     return Sight(host.aggregator).of_engine("vllm_tokens_generation_total")
 
 
@@ -170,7 +170,7 @@ def test_clients_that_are_gone_are_forgotten_and_what_they_left_counts(make_runt
     last = make_config()
     record(host.attach(last, [0], First, "1"))
     assert tokens(host) == 21
-    assert len(host.feed._sources) == 1
+    assert len(host.drainer._sources) == 1
 
 
 def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> None:
@@ -186,7 +186,7 @@ def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> 
     queue = host.attach(config, [0], First, "1")
     for _ in range(2):
         record(queue)
-        host.feed.drain()
+        host.drainer.drain()
         sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_limit") == 16
         assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
@@ -204,7 +204,7 @@ def test_a_new_client_is_shown_before_its_first_step_though_another_went(make_ru
     config = make_config()
     host.attach(config, [0], First, "1")
     for _ in range(2):
-        host.feed.drain()
+        host.drainer.drain()
         host.aggregator.refresh()
         sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_running") == 0
@@ -219,9 +219,9 @@ def test_a_client_that_shares_its_engine_with_one_that_goes_stays(make_runtime: 
     gc.collect()
     host.attach(other := make_config("other"), [0], First, "1")
     record(queue)
-    host.feed.drain()
+    host.drainer.drain()
     record(queue)
-    host.feed.drain()
+    host.drainer.drain()
     sight = Sight(host.aggregator)
     assert sight.of_engine("vllm_engine_requests_running") == 1
     assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
@@ -278,7 +278,7 @@ def test_what_waits_counts_when_the_process_stops(make_runtime: Any) -> None:
     record(queue, 7)
     host.stop()
     assert seen == [7]
-    assert host.feed.problem()
+    assert host.drainer.problem()
 
 
 def test_to_stop_twice_is_fine(make_runtime: Any) -> None:
@@ -291,7 +291,7 @@ def test_to_stop_twice_is_fine(make_runtime: Any) -> None:
 
 
 def test_a_broken_section_raises_where_it_is_needed() -> None:
-    host = Runtime(Settings(), {"otlp": ["VITALS_OTLP__TIMEOUT='soon': not a number"]})
+    host = Runtime(Settings(), broken={"otlp": ["VITALS_OTLP__TIMEOUT='soon': not a number"]})
     host.check("prometheus")
     with pytest.raises(SettingsError, match="VITALS_OTLP__TIMEOUT='soon': not a number"):
         host.check("otlp")

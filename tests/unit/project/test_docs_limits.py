@@ -91,7 +91,7 @@ BOUNDS = {
     "The names of a model": [f"{step.LONGEST_NAME} characters"],
     "A label value": [f"{labels.LONGEST_LABEL} characters"],
     "Values of one label": [f"{store.MAX_SCOPES} pairs"],
-    "Reasons of rejections": [str(queue.MOST_REASONS)],
+    "Reasons of rejections": [str(queue.MAX_REASONS)],
     "A request's id": [f"{finished.LONGEST_ID} characters", f"{aggregator.EXEMPLAR_LENGTH} in an exemplar"],
     "A number": [f"2^{metric.MAX_COUNT.hex().partition('p+')[2]}", f"{metric.MAX_LATENCY_SECONDS / 86400:g} days", f"10^{len(f'{metric.MAX_JOULES:.0f}') - 1} J"],
     "Positions in a draft": [f"{reader.MOST_POSITIONS} are read", f"{cache.MAX_POSITIONS} have"],

@@ -184,7 +184,7 @@ def test_one_that_comes_while_another_goes_is_up(vllm: FakeVllm, time_to_go: Clo
 def test_fifty_leave_nothing_behind(vllm: FakeVllm, time_to_go: Clock) -> None:
     def there() -> tuple[int, ...]:
         host = vllm.host
-        sizes = map(len, (host._clients, host.feed._sources, host._placements, host.aggregator._engines))
+        sizes = map(len, (host._clients, host.drainer._sources, host._placements, host.aggregator._engines))
         series = sum(len(family.cells) for family in host.aggregator.store)
         return (threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), series, *sizes)
 
@@ -232,7 +232,7 @@ def test_it_may_end_in_any_thread_and_in_the_middle_of_a_step(vllm: FakeVllm, ti
             while not stop.is_set():
                 logger.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1), None, 0)
                 total += 1
-                vllm.host.feed.drain()
+                vllm.host.drainer.drain()
 
         worker = threading.Thread(target=work)
         worker.start()

@@ -81,7 +81,7 @@ class Endpoint:
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
         self.queue = runtime.attach(config, [0], Endpoint, "0.32.0")
         self.exporter = PrometheusExporter(
-            runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, native
+            runtime.aggregator, runtime.settings.prometheus, runtime.drainer.problem, native
         )
         runtime.expose(NAME, lambda: self.exporter)
 
@@ -119,7 +119,7 @@ class Endpoint:
 
     def step(self, **fields: Any) -> None:
         self.queue.record(SimpleNamespace(num_running_reqs=1, **fields), None, None, 0)
-        self.runtime.feed.drain()
+        self.runtime.drainer.drain()
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_health_is_ok_while_the_feeder_drains(serve: Callable[..., Endpoint]) ->
 
 def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
-    endpoint.runtime.feed.stop(20.0)
+    endpoint.runtime.drainer.stop(20.0)
     for path in HEALTH:
         status, _, body = endpoint.ask(path)
         assert status == 503
