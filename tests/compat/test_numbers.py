@@ -22,7 +22,7 @@ from tests.parity import Samples, differences, parse, value
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import runtime
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.vllm.reader import Reader
 
@@ -70,11 +70,11 @@ def page(registry: Any) -> Samples:
 
 
 @contextmanager
-def sidecar() -> Iterator[tuple[Aggregator, Host]]:
+def sidecar() -> Iterator[tuple[Aggregator, CollectorServer]]:
     """Give a collector in the place of a sidecar's, to which our logger sends what it is told."""
     aggregator = Aggregator(Settings())
     with TemporaryDirectory() as directory:
-        host = Host(aggregator, Path(directory, "wire", "vitals.sock"))
+        host = CollectorServer(aggregator, Path(directory, "wire", "vitals.sock"))
         host.start({})
         try:
             with mock.patch.dict(os.environ, {"VITALS_WIRE__SIDECAR": str(host.socket)}):

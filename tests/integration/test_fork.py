@@ -19,16 +19,16 @@ STEPS = "vitals_steps_total", {"model_name": "m", "engine": "0"}
 
 def start():
     host = runtime.runtime()
-    tap = host.attach(CONFIG, [0], object, "0.32.0")
+    queue = host.attach(CONFIG, [0], object, "0.32.0")
     host.expose("p", lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.feed.problem, CollectorRegistry))
     while not host.exporters["p"].ports:
         time.sleep(0.01)
-    return host, tap
+    return host, queue
 
 
-def step(tap, times=1):
+def step(queue, times=1):
     for _ in range(times):
-        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
 
 
 def steps(host):
@@ -66,8 +66,8 @@ def outcome(reader, process):
     return answer
 
 
-host, tap = start()
-step(tap, 3)
+host, queue = start()
+step(queue, 3)
 host.feed.drain()
 port = host.exporters["p"].ports[0]
 """
@@ -88,8 +88,8 @@ def run(body: str, **settings: str) -> Any:
 def test_what_a_child_records_goes_nowhere() -> None:
     body = """
 def child():
-    step(tap, 5)
-    return [len(tap.queue), tap.dropped, tap.failed, runtime._runtime is None, not host.feed.problem()]
+    step(queue, 5)
+    return [len(queue.calls), queue.dropped, queue.failed, runtime._runtime is None, not host.feed.problem()]
 
 answer = outcome(*fork(child))
 """
@@ -98,8 +98,8 @@ answer = outcome(*fork(child))
 
 def test_what_waited_at_the_fork_counts_once_in_the_parent() -> None:
     body = """
-step(tap, 4)
-forgotten = outcome(*fork(lambda: len(tap.queue)))
+step(queue, 4)
+forgotten = outcome(*fork(lambda: len(queue.calls)))
 host.feed.drain()
 answer = [forgotten, steps(host)]
 """
@@ -109,7 +109,7 @@ answer = [forgotten, steps(host)]
 def test_the_parent_goes_on() -> None:
     body = """
 reader, process = fork(lambda: time.sleep(60))
-step(tap)
+step(queue)
 host.feed.drain()
 page = scrape(port)
 answer = ['vitals_steps_total{model_name="m",engine="0"} 4.0' in page, not host.feed.problem()]
@@ -202,7 +202,7 @@ def test_locks_that_were_held_at_the_fork_do_not_hang_the_child() -> None:
     body = f"""
 {HOLD}
 def child():
-    step(tap)
+    step(queue)
     again, drain = start()
     step(drain)
     again.feed.drain()

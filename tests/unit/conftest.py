@@ -47,7 +47,7 @@ VERSIONED = [
     "slo_settings",
     "standard",
     "store",
-    "tap",
+    "queue",
     "told",
     "wire_frames",
     "wire_messages",

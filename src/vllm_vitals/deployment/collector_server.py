@@ -13,7 +13,7 @@ from vllm_vitals.records.step import Record
 from vllm_vitals.transport.receiver import Peer, Receiver
 
 
-class Host:
+class CollectorServer:
     """A collector, the socket that feeds it, and its exporters."""
 
     def __init__(self, aggregator: Aggregator, socket: Path, *, serves: bool = True) -> None:
@@ -54,11 +54,11 @@ class Host:
         self._merger.finish()
         stop_all(self.exporters)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
-        self._receiver.abandon()
+        self._receiver.after_fork_in_child()
         for exporter in self.exporters.values():
-            exporter.abandon()
+            exporter.after_fork_in_child()
 
     def problem(self) -> str:
         """Return why nothing can come in, `""` when all is well."""

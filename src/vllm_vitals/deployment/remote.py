@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.aggregation.aggregator import Aggregator
-from vllm_vitals.deployment.collector_server import Host
-from vllm_vitals.deployment.leader_lock import Election
+from vllm_vitals.deployment.collector_server import CollectorServer
+from vllm_vitals.deployment.leader_lock import LeaderLock
 from vllm_vitals.exporters.base import Exporter
 from vllm_vitals.transport.sender import Sender
 
@@ -15,7 +15,7 @@ FAREWELL = 1.0
 """Seconds that the last steps may take to leave, and those of the others to come, when the process ends."""
 
 
-class Link:
+class RemoteCollector:
     """Sends steps to the collector at a socket, be it a sidecar's or that of one of the API servers."""
 
     def __init__(self, socket: Path, rank: int, buffer: int, aggregator: Aggregator | None) -> None:
@@ -24,9 +24,9 @@ class Link:
         self._socket = socket
         self._aggregator = aggregator
         self._makers: dict[str, Callable[[], Exporter]] = {}
-        self._host: Host | None = None
+        self._host: CollectorServer | None = None
         self._leading = threading.Lock()
-        self._election = Election(socket, rank, lambda: self.sender.connected, self._lead) if aggregator else None
+        self._election = LeaderLock(socket, rank, lambda: self.sender.connected, self._lead) if aggregator else None
 
     def start(self) -> None:
         """Begin to connect, and to stand for election."""
@@ -53,19 +53,19 @@ class Link:
         if self._election is not None:
             self._election.leave()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
-        self.sender.abandon()
+        self.sender.after_fork_in_child()
         if self._election is not None:
-            self._election.abandon()
+            self._election.after_fork_in_child()
         if self._host is not None:
-            self._host.abandon()
+            self._host.after_fork_in_child()
 
     def _lead(self) -> None:
         if self._aggregator is None:
             return
         with self._leading:
-            host = Host(self._aggregator, self._socket)
+            host = CollectorServer(self._aggregator, self._socket)
             host.start(self._makers)
             self._host = host
         LOGGER.info("This API server holds the collector of all (%s)", self._socket)

@@ -15,8 +15,8 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.base import Exporter, stop_all
-from vllm_vitals.ingest.drain import Feed, Source
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_drainer import Source, StepDrainer
+from vllm_vitals.ingest.step_queue import StepQueue
 from vllm_vitals.records.placement import Placement
 from vllm_vitals.records.step import LONGEST_NAME, Facts, Sleep
 from vllm_vitals.vllm.connectors import copied
@@ -33,18 +33,18 @@ from vllm_vitals.vllm.generated import generated
 from vllm_vitals.vllm.reader import Reader
 
 if TYPE_CHECKING:
-    from vllm_vitals.deployment.remote import Link
+    from vllm_vitals.deployment.remote import RemoteCollector
     from vllm_vitals.gpu.sampler import Sampler
 
 EXPORTERS = ("prometheus", "otlp")
 """Sections of the settings that are an exporter's own: what is wrong there is said by its logger."""
 
-SILENT = Tap(0)
-"""The tap of a logger that is off, or is not the first of its `AsyncLLM`."""
+SILENT = StepQueue(0)
+"""The queue of a logger that is off, or is not the first of its `AsyncLLM`."""
 
 
 class Client:
-    """One `AsyncLLM`: which of our loggers it has, and the tap that the first of them fills."""
+    """One `AsyncLLM`: which of our loggers it has, and the queue that the first of them fills."""
 
     def __init__(self, config: Any, owner: type, over: Callable[[], bool]) -> None:
         """`over` tells whether it is no more, whether its configuration is or not."""
@@ -53,7 +53,7 @@ class Client:
         self._config = weakref.ref(config, self._gone.append) if weak else lambda: config
         self._over = over
         self.owners = {owner}
-        self.tap = SILENT
+        self.queue = SILENT
 
     @property
     def config(self) -> Any:
@@ -73,12 +73,12 @@ class Runtime:
         self.settings = settings
         self.broken = broken or {}
         self.aggregator = Aggregator(settings)
-        self.feed = Feed(self.aggregator, settings.drain_interval, generated=generated)
+        self.feed = StepDrainer(self.aggregator, settings.drain_interval, generated=generated)
         self.aggregator.upstream = self.feed.drain
         self.exporters: dict[str, Exporter] = {}
         self._joined = False
         """Whether it is decided where the steps of this process go."""
-        self._link: Link | None = None
+        self._link: RemoteCollector | None = None
         self._clients: list[Client] = []
         self._placements: list[Placement] = []
         self._roots = (os.getpid(),)
@@ -102,8 +102,8 @@ class Runtime:
         owner: type,
         version: str,
         over: Callable[[], bool] = lambda: False,
-    ) -> Tap:
-        """Return the tap that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first.
+    ) -> StepQueue:
+        """Return the queue that a logger of class `owner` writes to: a silent one unless it is its `AsyncLLM`'s first.
 
         A second logger of the same class for the same configuration takes the place of the first. `over` tells whether
         the `AsyncLLM` is no more; it is as well once its configuration is not there any more.
@@ -117,17 +117,17 @@ class Runtime:
             client = Client(config, owner, over)
             self._open(config, [str(engine) for engine in engines], version, client)
             if known is not None:
-                known.tap.limit = 0
-                known.tap.orphaned = True
+                known.queue.limit = 0
+                known.queue.orphaned = True
                 self._clients.remove(known)
             self._clients.append(client)
-            return client.tap
+            return client.queue
 
     def _let_go(self) -> None:
         """Forget every `AsyncLLM` that is no more, after what it left has been taken in."""
         if any(client.over() for client in self._clients):
             self.feed.drain()
-        self._clients = [client for client in self._clients if not (client.tap.orphaned or client.over())]
+        self._clients = [client for client in self._clients if not (client.queue.orphaned or client.over())]
 
     def _open(self, config: Any, engines: Sequence[str], version: str, client: Client) -> None:
         if not self._joined:
@@ -142,9 +142,9 @@ class Runtime:
         sink = self._link.sender if self._link else self.aggregator
         reader = self._reader(model_name(config), facts[0])
         # vLLM changes a connector's stats after the call, and nothing else.
-        client.tap = Tap(self.settings.queue_size, copied if facts[0].info.get("kv_connector") else None)
+        client.queue = StepQueue(self.settings.queue_size, copied if facts[0].info.get("kv_connector") else None)
         # Before its engines are told of: another that had them may end right now.
-        self.feed.attach(Source(client.tap, reader.read, model_name(config), engines, client.over))
+        self.feed.attach(Source(client.queue, reader.read, model_name(config), engines, client.over))
         for each in facts:
             sink.add([each, Sleep(each.model, each.engine, "awake")])
 
@@ -154,15 +154,15 @@ class Runtime:
         if wire.sidecar is None and count == 1:
             return
         from vllm_vitals.deployment.leader_lock import meeting_point  # noqa: PLC0415 - only where steps leave the process
-        from vllm_vitals.deployment.remote import Link  # noqa: PLC0415
+        from vllm_vitals.deployment.remote import RemoteCollector  # noqa: PLC0415
 
         socket = wire.sidecar or wire.socket or meeting_point(make=True)
         self.aggregator.process = str(rank)
         if count > 1:  # all of them, and the engines, are children of one
             self._roots = (os.getppid(),)
-        self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.aggregator)
+        self._link = RemoteCollector(socket, rank, wire.buffer, None if wire.sidecar else self.aggregator)
         self.aggregator.upstream = None
-        self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
+        self.feed = StepDrainer(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 
     def _reader(self, model: str, facts: Facts) -> Reader:
@@ -204,13 +204,13 @@ class Runtime:
             self._link.stop()
         stop_all(self.exporters)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Fall silent in the child of a fork: its numbers would be copies of its parent's."""
         self.feed.close()
         if self._link is not None:
-            self._link.abandon()
+            self._link.after_fork_in_child()
         for exporter in self.exporters.values():
-            exporter.abandon()
+            exporter.after_fork_in_child()
 
 
 _runtime: Runtime | None = None
@@ -262,5 +262,5 @@ def _after_fork() -> None:
     _lock = threading.Lock()
     if _runtime is not None:
         atexit.unregister(_runtime.stop)
-        _runtime.abandon()
+        _runtime.after_fork_in_child()
         _runtime = None

@@ -8,7 +8,7 @@ from vllm_vitals import __version__
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.exporters.base import Exporter, stop_all
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.vllm_page.poller import Poller
@@ -23,7 +23,7 @@ class StepSidecar:
     def __init__(self, settings: Settings, socket: Path) -> None:
         self._aggregator = Aggregator(settings, process=NAME)
         self._settings = settings
-        self._host = Host(self._aggregator, socket, serves=False)
+        self._host = CollectorServer(self._aggregator, socket, serves=False)
 
     def start(self) -> None:
         """Begin to listen and to export.

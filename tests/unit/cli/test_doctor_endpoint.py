@@ -15,8 +15,8 @@ from vllm_vitals.cli.doctor import CHECKS, endpoint
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
-from vllm_vitals.ingest.drain import Source
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_drainer import Source
+from vllm_vitals.ingest.step_queue import StepQueue
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in words, or for a moment
@@ -100,7 +100,7 @@ def test_taken_by_another_web_server():
 def test_taken_by_ourselves_and_well(make_runtime, monkeypatch):
     monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 20.0)
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
-    host.feed.attach(Source(Tap(16), lambda *_: None))
+    host.feed.attach(Source(StepQueue(16), lambda *_: None))
     with exporter(host) as port:
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.WARN

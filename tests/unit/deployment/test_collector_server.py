@@ -15,9 +15,9 @@ from tests.unit.wire import short_directory
 from tests.waiting import wait_until
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.deployment.runtime import Runtime
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_queue import StepQueue
 
 PREFILL = "vllm_request_phase_duration_seconds_count"
 
@@ -48,23 +48,23 @@ def serving(kind: str) -> Config:
     return config
 
 
-def end_a_request(tap: Tap, engine: int) -> None:
+def end_a_request(queue: StepQueue, engine: int) -> None:
     """Let a request end without a token, whose first-token time is its duration then."""
     ended = request_stats(Reason.STOP, num_generation_tokens=0, e2e_latency=5.0)
-    tap.record(None, SimpleNamespace(finished_requests=[ended]), None, engine)
+    queue.record(None, SimpleNamespace(finished_requests=[ended]), None, engine)
 
 
 def test_two_that_serve_one_model_are_each_read_in_their_own_way(path: Path, make_runtime: Any) -> None:
     """Of a pooling model that is how requests end; of another's such a one never came to its prefill."""
     aggregator = Aggregator(Settings())
-    host = Host(aggregator, path, serves=False)
+    host = CollectorServer(aggregator, path, serves=False)
     host.start({})
     try:
         runtime: Runtime = make_runtime(wire={"sidecar": path})
         configs = serving("pooling"), serving("generate")
-        taps = [runtime.attach(config, [engine], object, "0.32.0") for engine, config in enumerate(configs)]
-        for engine, tap in enumerate(taps):
-            end_a_request(tap, engine)
+        queues = [runtime.attach(config, [engine], object, "0.32.0") for engine, config in enumerate(configs)]
+        for engine, queue in enumerate(queues):
+            end_a_request(queue, engine)
         runtime.feed.drain()
         see = Sight(aggregator)
         ended = "vllm_requests_finished_total"

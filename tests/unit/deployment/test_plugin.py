@@ -74,7 +74,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_loggers_of_one_engine_client_count_each_step_once(vllm: FakeVllm) -> None:
     loggers = vllm.start("prometheus", "otlp")
     record(*loggers)
-    assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
+    assert [len(logger._queue.calls) for logger in loggers] == [1, 0]
     assert tokens(vllm) == 5
     assert set(vllm.host.exporters) == {"vitals_prometheus", "vitals_otlp"}
 
@@ -355,7 +355,7 @@ def test_a_logger_without_an_endpoint_to_push_to_does_nothing(vllm: FakeVllm) ->
     (logger,) = vllm.start("otlp")
     call_everything(logger)
     record(logger)
-    assert not logger._tap.queue
+    assert not logger._queue.calls
     assert not vllm.host.exporters
     assert vllm.host.feed.problem()
     assert tokens(vllm) is None
@@ -365,7 +365,7 @@ def test_a_logger_that_is_switched_off_does_nothing(vllm: FakeVllm, monkeypatch:
     monkeypatch.setenv("VITALS_PROMETHEUS__ENABLED", "false")
     (logger,) = vllm.start()
     record(logger)
-    assert (len(logger._tap.queue), vllm.host.exporters, tokens(vllm)) == (0, {}, None)
+    assert (len(logger._queue.calls), vllm.host.exporters, tokens(vllm)) == (0, {}, None)
 
 
 @PUSHING
@@ -459,7 +459,7 @@ def test_with_a_sidecar_steps_are_sent_and_nothing_is_exported_here(
         monkeypatch.setenv(name, value)
     loggers = vllm.start("prometheus", "otlp")
     record(*loggers)
-    assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
+    assert [len(logger._queue.calls) for logger in loggers] == [1, 0]
     assert not vllm.host.exporters
     vllm.host.feed.drain()
     assert Sight(vllm.host.aggregator)("vitals_steps_total", **ENGINE) is None

@@ -12,7 +12,7 @@ from vllm_vitals.config import load as configuration
 from vllm_vitals.config import otel_env as standard
 from vllm_vitals.exporters.otlp import exporter, grpc_transport, line, reply, response
 from vllm_vitals.exporters.prometheus import limits
-from vllm_vitals.ingest import step_queue as tap
+from vllm_vitals.ingest import step_queue as queue
 from vllm_vitals.records import step
 from vllm_vitals.store import store
 from vllm_vitals.transport import frames, receiver, room, session
@@ -91,7 +91,7 @@ BOUNDS = {
     "The names of a model": [f"{step.LONGEST_NAME} characters"],
     "A label value": [f"{labels.LONGEST_LABEL} characters"],
     "Values of one label": [f"{store.MAX_SCOPES} pairs"],
-    "Reasons of rejections": [str(tap.MOST_REASONS)],
+    "Reasons of rejections": [str(queue.MOST_REASONS)],
     "A request's id": [f"{finished.LONGEST_ID} characters", f"{aggregator.EXEMPLAR_LENGTH} in an exemplar"],
     "A number": [f"2^{metric.MAX_COUNT.hex().partition('p+')[2]}", f"{metric.MAX_LATENCY_SECONDS / 86400:g} days", f"10^{len(f'{metric.MAX_JOULES:.0f}') - 1} J"],
     "Positions in a draft": [f"{reader.MOST_POSITIONS} are read", f"{cache.MAX_POSITIONS} have"],

@@ -29,7 +29,7 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.records.step import (
     Evictions,
     Facts,
@@ -256,7 +256,7 @@ def test_a_receiver_goes_on_whatever_is_sent_to_it(
     with short_directory() as made:
         path: Path = made / "d" / "s"
         aggregator = Aggregator(Settings())
-        host = Host(aggregator, path, serves=False)
+        host = CollectorServer(aggregator, path, serves=False)
         host.start({})
         client = Client(path)
         client.greet(Hello(PROTOCOL, GREETING.process, "0", 1, list(Good.KNOWN)))

@@ -530,7 +530,7 @@ sender.start()
 while not sender.connected:
     time.sleep(0.01)
 if os.fork() == 0:
-    sender.abandon()
+    sender.after_fork_in_child()
     os.close(1)
     time.sleep(30)
 print("forked", flush=True)

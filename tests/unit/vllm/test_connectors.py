@@ -22,7 +22,7 @@ from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
 from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_queue import StepQueue
 from vllm_vitals.records.step import OTHER, Record, Reported, Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport.messages import Batch, encode, from_client
@@ -439,12 +439,12 @@ def growing(report: dict[str, Any]) -> None:
 
 
 def test_a_report_is_read_as_it_was_at_the_call() -> None:
-    tap = Tap(10, copied)
+    queue = StepQueue(10, copied)
     first, second = ({name: list(numbers) for name, numbers in NIXL.items()} for _ in range(2))
     for report in (first, None, second):
-        tap.record(SimpleNamespace(num_running_reqs=3, kv_connector_stats=report), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=3, kv_connector_stats=report), None, None, 0)
     growing(first)
-    records = at_once("NixlConnector", list(tap.queue), lambda *_: None)
+    records = at_once("NixlConnector", list(queue.calls), lambda *_: None)
     aggregator = Aggregator(Settings())
     aggregator.add(records)
     assert [record.running for record in records if isinstance(record, Step)] == [3, 3, 3]
@@ -464,21 +464,21 @@ def test_a_step_without_a_report_is_kept_as_it_is() -> None:
 
 
 def test_a_report_that_cannot_be_kept_is_read_as_it_is() -> None:
-    tap = Tap(10, copied)
+    queue = StepQueue(10, copied)
     told = SimpleNamespace(num_running_reqs=1, kv_connector_stats={"bytes_transferred": object()})
-    tap.record(told, None, None, 0)
-    ((_, kept, *_),) = tap.queue
-    assert (kept, tap.failed) == (told, 0)
+    queue.record(told, None, None, 0)
+    ((_, kept, *_),) = queue.calls
+    assert (kept, queue.failed) == (told, 0)
 
 
 @pytest.mark.parametrize("connector", ["NixlConnector", ""])
 def test_only_an_engine_with_a_connector_pays_for_that(connector: str, make_runtime: Callable[..., Runtime]) -> None:
     config = make_config(MODEL)
     config.kv_transfer_config = SimpleNamespace(kv_connector=connector) if connector else None
-    tap = make_runtime().attach(config, [0], object, "0.32.0")
+    queue = make_runtime().attach(config, [0], object, "0.32.0")
     stats = SimpleNamespace(kv_connector_stats=NIXL)
-    tap.record(stats, None, None, 0)
-    ((_, kept, *_),) = tap.queue
+    queue.record(stats, None, None, 0)
+    ((_, kept, *_),) = queue.calls
     assert (kept is stats) is not bool(connector)
 
 

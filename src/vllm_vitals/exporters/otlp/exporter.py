@@ -117,7 +117,7 @@ class OtlpExporter:
             # No thread can be started while the interpreter ends, so the running one makes the last push.
             self._thread.join(bound)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Do nothing: no thread of ours survives a fork, and a lock may stay locked in the child."""
 
     @paced()

@@ -35,7 +35,7 @@ from vllm_vitals.exporters.prometheus.app import accepts_gzip, prefers_openmetri
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter, limits
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.text import OPENMETRICS, TEXT
-from vllm_vitals.ingest import drain as feed
+from vllm_vitals.ingest import step_drainer
 
 HOST = "127.0.0.1"
 NAME = "vitals_prometheus"
@@ -79,7 +79,7 @@ class Endpoint:
     def __init__(self, runtime: Runtime, native: Callable[[], Any] = CollectorRegistry) -> None:
         self.runtime = runtime
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
-        self.tap = runtime.attach(config, [0], Endpoint, "0.32.0")
+        self.queue = runtime.attach(config, [0], Endpoint, "0.32.0")
         self.exporter = PrometheusExporter(
             runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, native
         )
@@ -118,7 +118,7 @@ class Endpoint:
         return None
 
     def step(self, **fields: Any) -> None:
-        self.tap.record(SimpleNamespace(num_running_reqs=1, **fields), None, None, 0)
+        self.queue.record(SimpleNamespace(num_running_reqs=1, **fields), None, None, 0)
         self.runtime.feed.drain()
 
 
@@ -286,13 +286,13 @@ def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -
     for path in HEALTH:
         status, _, body = endpoint.ask(path)
         assert status == 503
-        assert b"feeder" in body
+        assert b"the thread that reads steps has ended" in body
     assert endpoint.ask()[0] == 200
 
 
 def test_health_is_bad_when_the_feeder_hangs(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = serve().up()
-    monkeypatch.setattr(feed, "SILENT", 0.0)
+    monkeypatch.setattr(step_drainer, "DEAD_SECONDS", 0.0)
     assert endpoint.ask("/healthz")[0] == 503
 
 
