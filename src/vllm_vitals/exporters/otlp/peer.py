@@ -104,7 +104,7 @@ def tls_context(target: Target, *, proxy: bool = False) -> ssl.SSLContext:
         tls.load_verify_locations(trusted)
     if target.cert and not proxy:
         Path(target.cert).open().close()
-        tls.load_cert_chain(target.cert, target.key, password="")  # nobody could type one
+        tls.load_cert_chain(target.cert, target.key, password="")  # without it OpenSSL would ask on a terminal
     return tls
 
 
