@@ -6,7 +6,8 @@ Whatever an object raises is caught, even what is no `Exception`: nobody interru
 import math
 import operator
 from array import array
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -193,18 +194,22 @@ class Table:
     def __init__(
         self, fields: Fields, numbers: Sequence[str] = (), counts: Sequence[str] = (), others: Sequence[str] = ()
     ) -> None:
-        """Take note of what to read: `numbers` as floats, `counts` as whole numbers, `others` as they are.
-
-        `read` returns them in this order.
-        """
+        """Read `numbers` as floats, `counts` as whole numbers, and `others` as they are."""
+        row: Any = namedtuple("row", (*numbers, *counts, *others))  # type: ignore[misc] # noqa: PYI024 - names come at run time
+        self.row: Callable[[Iterable[Any]], Any] = row._make
+        """Names the values of one row, or the columns of many, by vLLM's fields, in the order of the constructor."""
         self._fields = fields
         self._numbers = numbers
         self._counts = counts
         self._others = others
         self._readers: dict[type, Callable[[Any], Sequence[Any]]] = {}
 
+    def named(self, sources: Sequence[Any]) -> list[Any]:
+        """Return the values of each object by vLLM's names of the fields."""
+        return list(map(self.row, self.read(sources)))
+
     def read(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return each object's values, `None` for what is not there or cannot be used."""
+        """Return the values of each object, `None` for what is not there or cannot be used."""
         try:
             rows = self._rows(sources)
         except BaseException:  # noqa: BLE001 - a field is missing, or a property of vLLM's raised
