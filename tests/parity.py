@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm_vitals.catalog import Metric, cache, engine, requests
 from vllm_vitals.vllm_page.counterparts import NATIVES, RENAMED
 
+EMPTY_STEPS = "vllm:iteration_tokens_total"
+"""The histogram in which vLLM observes a step without tokens too, as when a client leaves. Ours does not."""
 Labels = frozenset[tuple[str, str]]
 Samples = dict[str, dict[Labels, float]]
 
@@ -49,7 +51,7 @@ PAIRS = (
         Pair(native.name, native.ours, native.labels)
         for native in NATIVES
         # What stands in for something finer is no equal of it, nor is what iteration details tell better.
-        if not native.unless and native.ours is not engine.SCHEDULED_TOKENS
+        if not native.superseded_by and native.ours is not engine.SCHEDULED_TOKENS
     ),
     Pair("vllm:num_requests_waiting", engine.WAITING),
     Pair("vllm:prompt_tokens_total", requests.PROMPT_TOKENS),
@@ -72,15 +74,27 @@ def differences(native: Samples, ours: Samples, *, apart: Container[str] = ()) -
         for labels, count in native.get("vllm:request_generation_tokens_bucket", {}).items()
         if ("le", "1.0") in labels
     }
+    empty = {labels: _empty_steps(native, ours, labels) for labels in native.get(f"{EMPTY_STEPS}_count", {})}
     for pair in (pair for pair in PAIRS if pair.native not in apart):
         for suffix in ("_bucket", "_count", "_sum") if pair.ours.kind == "histogram" else ("",):
             for labels, expected in native.get(pair.native + suffix, {}).items():
                 if pair.ours is requests.MEAN_TIME_PER_OUTPUT_TOKEN and suffix != "_sum":
                     # vLLM observes 0 s for a request of one token, which has no time per output token.
                     expected -= singles[frozenset((n, v) for n, v in labels if n != "le")]  # noqa: PLW2901
+                if pair.native == EMPTY_STEPS and suffix != "_sum":
+                    expected -= empty[frozenset((n, v) for n, v in labels if n != "le")]  # noqa: PLW2901
                 wanted = {RENAMED.get(name, name): text for name, text in labels} | dict(pair.labels)
                 wanted = {name: text for name, text in wanted.items() if name in (*pair.ours.prometheus_labels, "le")}
                 shown = value(ours, pair.ours.prometheus + suffix, **wanted)
                 shown = 0.0 if math.isnan(shown) and not expected else shown
                 if not math.isclose(shown, expected, rel_tol=1e-9, abs_tol=1e-9):
                     yield f"{pair.native}{suffix}{dict(labels)} is {expected}, {pair.ours.prometheus} shows {shown}"
+
+
+def _empty_steps(native: Samples, ours: Samples, labels: Labels) -> float:
+    """Return how many steps more vLLM observed. A step with tokens that we lack shows in the sum."""
+    wanted = {RENAMED.get(name, name): text for name, text in labels}
+    wanted = {name: text for name, text in wanted.items() if name in engine.STEP_TOKENS.prometheus_labels}
+    shown = value(ours, f"{engine.STEP_TOKENS.prometheus}_count", **wanted)
+    observed = native[f"{EMPTY_STEPS}_count"][labels]
+    return max(0.0, observed - (0.0 if math.isnan(shown) else shown))

@@ -139,7 +139,7 @@ class PrometheusVitals(VitalsLogger):
     def start(self, host: Runtime) -> None:  # noqa: D102
         settings = host.settings.prometheus
         problem, native = host.feed.problem, native_registry(host.settings.native)
-        host.expose(self.name, lambda: PrometheusExporter(host.collector, settings, problem, native))
+        host.expose(self.name, lambda: PrometheusExporter(host.aggregator, settings, problem, native))
 
 
 @complete
@@ -163,7 +163,7 @@ class OtlpVitals(VitalsLogger):
         native = native_registry(host.settings.native)
         host.expose(
             self.name,
-            lambda: otlp_exporter(host.collector, host.settings, vllm_version(), process_age(), native),
+            lambda: otlp_exporter(host.aggregator, host.settings, vllm_version(), process_age(), native),
         )
 
 

@@ -101,11 +101,11 @@ def ours_page() -> Page:
     from vllm_vitals.deployment.runtime import runtime
     from vllm_vitals.exporters.prometheus.text import Renderer
 
-    collector = runtime().collector
-    renderer = Renderer(collector.store, openmetrics=False)
+    aggregator = runtime().aggregator
+    renderer = Renderer(aggregator.store, openmetrics=False)
 
     def page() -> bytes:
-        collector.refresh()
+        aggregator.refresh()
         renderer.forget()
         return b"".join(renderer.render())
 

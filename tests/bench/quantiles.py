@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from vllm_vitals.catalog.buckets import plan
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 
 from .latencies import made, recorded
 from .options import Options

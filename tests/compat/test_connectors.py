@@ -30,7 +30,7 @@ from tests.connectors import (
     check,
 )
 from tests.parity import Samples, value
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.vllm_page.page import parse
 from vllm_vitals.vllm_page.source import NativeSource
@@ -177,7 +177,7 @@ def shown(release: Release, connector: str, told: Any) -> Samples:
     with ours(release, config, [0]) as mine:
         mine.logger.record(scheduler(release, 1, kv_connector_stats=told), None, mm_cache_stats=None, engine_idx=0)
         mine.host.feed.drain()
-        found = shown_of(mine.host.collector)
+        found = shown_of(mine.host.aggregator)
     assert value(found, "vitals_errors_total") == 0
     assert "vitals_connectors_unknown_total" not in found
     return found
@@ -272,9 +272,9 @@ def whole(release: Release) -> CollectorRegistry:
 
 def natively(registry: CollectorRegistry) -> Samples:
     """Return what a sidecar shows that fetches vLLM's page."""
-    collector = Collector(Settings())
-    NativeSource(collector.store).take(parse(generate_latest(registry), "text/plain"), time.time())
-    return shown_of(collector)
+    aggregator = Aggregator(Settings())
+    NativeSource(aggregator.store).take(parse(generate_latest(registry), "text/plain"), time.time())
+    return shown_of(aggregator)
 
 
 def of_connector(found: Samples, name: str) -> Samples:

@@ -20,7 +20,7 @@ from tests.compat.oracle import Oracle
 from tests.compat.releases import Release
 from tests.compat.scenarios import SCENARIOS, busy
 from tests.parity import Samples, differences, parse, value
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import runtime
 from vllm_vitals.deployment.collector_server import Host
@@ -72,15 +72,15 @@ def page(registry: Any) -> Samples:
 
 
 @contextmanager
-def sidecar() -> Iterator[tuple[Collector, Host]]:
+def sidecar() -> Iterator[tuple[Aggregator, Host]]:
     """Give a collector in the place of a sidecar's, to which our logger sends what it is told."""
-    collector = Collector(Settings())
+    aggregator = Aggregator(Settings())
     with TemporaryDirectory() as directory:
-        host = Host(collector, Path(directory, "wire", "vitals.sock"))
+        host = Host(aggregator, Path(directory, "wire", "vitals.sock"))
         host.start({})
         try:
             with mock.patch.dict(os.environ, {"VITALS_WIRE__SIDECAR": str(host.socket)}):
-                yield collector, host
+                yield aggregator, host
         finally:
             host.stop()
 
@@ -95,23 +95,23 @@ def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Sam
             for call in calls:
                 call.apply(mine.logger)
             mine.host.feed.drain()
-            return page(oracle.registry), shown_of(mine.host.collector)
+            return page(oracle.registry), shown_of(mine.host.aggregator)
 
 
 def replay_afar(release: Release, scenario: Scenario) -> Samples:
     """Return what a sidecar shows of a scenario's calls."""
     config = make_config(release, **scenario.config)
-    with mock.patch.dict(os.environ, scenario.environment), sidecar() as (collector, host):
+    with mock.patch.dict(os.environ, scenario.environment), sidecar() as (aggregator, host):
         with ours(release, config, sorted(scenario.totals) or [0]) as mine:
             for call in scenario.calls:
                 call.apply(mine.logger)
         host.stop(farewell=5.0)
-        return shown_of(collector)
+        return shown_of(aggregator)
 
 
-def shown_of(collector: Collector) -> Samples:
+def shown_of(aggregator: Aggregator) -> Samples:
     registry = CollectorRegistry()
-    registry.register(VitalsCollector(collector))
+    registry.register(VitalsCollector(aggregator))
     return page(registry)
 
 

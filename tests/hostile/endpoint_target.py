@@ -45,7 +45,7 @@ settings["stale_after"] = 3600.0  # its gauges stay however long the tests take
 runtime = Runtime(Settings.model_validate(settings))
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
 tap = runtime.attach(config, list(range(given["engines"])), object, "0.32.0")
-exporter = PrometheusExporter(runtime.collector, runtime.settings.prometheus, runtime.feed.problem, CollectorRegistry)
+exporter = PrometheusExporter(runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, CollectorRegistry)
 runtime.expose("prometheus", lambda: exporter)
 for engine in range(given["engines"]):
     tap.record(SimpleNamespace(num_running_reqs=1), None, None, engine)

@@ -8,8 +8,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from vllm_vitals.aggregation.aggregator import Collector
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from tests.unit.otlp import decoded, points
+from vllm_vitals.aggregation.aggregator import Aggregator
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import END, Renderer
 
 Series = tuple[str, frozenset[tuple[str, str]]]
@@ -23,15 +24,15 @@ MOST_EXEMPLAR = 128
 class Pages:
     """Renders one collector's pages in one format."""
 
-    def __init__(self, collector: Collector, *, openmetrics: bool) -> None:
-        self._collector = collector
+    def __init__(self, aggregator: Aggregator, *, openmetrics: bool) -> None:
+        self._aggregator = aggregator
         self._openmetrics = openmetrics
-        self._renderer = Renderer(collector.store, openmetrics=openmetrics)
+        self._renderer = Renderer(aggregator.store, openmetrics=openmetrics)
         self._before: Numbers = {}
 
     def render(self) -> bytes:
         """Return the next page."""
-        self._collector.refresh()
+        self._aggregator.refresh()
         self._renderer.forget()
         return b"".join(self._renderer.render()) + (END if self._openmetrics else b"")
 
@@ -87,9 +88,9 @@ def check_exemplars(samples: Iterable[Sample]) -> None:
 class Pushes:
     """Builds pushes of one collector's store, each acknowledged."""
 
-    def __init__(self, collector: Collector, **how: Any) -> None:
-        self._collector = collector
-        self._builder = PointBuilder(collector.store, started=1.0, fresh=60.0, **how)
+    def __init__(self, aggregator: Aggregator, **how: Any) -> None:
+        self._aggregator = aggregator
+        self._builder = PushBuilder(aggregator.store, started=1.0, fresh=60.0, **how)
 
     def build(self) -> Any:
         """Return the next push, unchecked."""
@@ -97,24 +98,21 @@ class Pushes:
 
     def next(self) -> Numbers:
         """Return the sums of the next push, after checking all that holds of any."""
-        self._collector.refresh()
+        self._aggregator.refresh()
         push = self._builder.build()
         numbers: Numbers = {}
-        for metric in push.metrics:
-            for point in metric.data.data_points:
-                where = metric.name, frozenset((name, str(value)) for name, value in (point.attributes or {}).items())
-                assert where not in numbers, "a point is in the push twice"
-                numbers[where] = check_point(point, where)
+        for where, point in points(decoded(push)).items():
+            numbers[where] = check_point(point, where)
         self._builder.acknowledge(push)
         return numbers
 
 
 def check_point(point: Any, where: Series) -> float:
     """Raise unless a point can be true, and return its value, a histogram's count."""
-    if hasattr(point, "value"):
-        assert math.isfinite(point.value), where
-        assert point.value >= 0, where
-        return float(point.value)
+    if hasattr(point, "as_double"):
+        assert math.isfinite(point.as_double), where
+        assert point.as_double >= 0, where
+        return float(point.as_double)
     assert math.isfinite(point.sum), where
     assert point.sum >= 0, where
     if hasattr(point, "bucket_counts"):

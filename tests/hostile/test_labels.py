@@ -25,7 +25,7 @@ from tests.unit.builders import collect, examples, feed, finished, step
 from tests.unit.exporters.otlp.test_pushes import Link
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
 from vllm_vitals._util.labels import LONGEST_LABEL, UNKNOWN, label, named, shown
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.exporters.prometheus.app import native_page
 from vllm_vitals.exporters.prometheus.text import OPENMETRICS, TEXT
 from vllm_vitals.records.step import OTHER, Facts, Finished, Health, Rejection, Sleep, Step
@@ -63,7 +63,7 @@ class Raising:
         raise SystemExit(1)
 
 
-def everywhere(text: str) -> Collector:
+def everywhere(text: str) -> Aggregator:
     """Return a collector that has been told a text wherever there is text, its requests' ids by the reader."""
     reader = Reader("m", lambda *_: None)
     ended = [Stats(request_id=text, finish_reason=text, e2e_latency=0.4, num_generation_tokens=3, queued_time=0.1,
@@ -75,26 +75,27 @@ def everywhere(text: str) -> Collector:
     )  # fmt: skip
     calls = [(100.0, scheduler, Stats(num_generation_tokens=3, finished_requests=ended), None, 0)]
     steps = reader.read(calls, 1.7e9)
-    collector = collect(exemplars=True, slos=[{"name": "s", "target": 0.9, "e2e": 1}])
-    feed(collector, *steps, Sleep(text, text, text), Rejection(text, text), Health(process=text, errors={text: 1}))
+    aggregator = collect(exemplars=True, slos=[{"name": "s", "target": 0.9, "e2e": 1}])
+    feed(aggregator, *steps, Sleep(text, text, text), Rejection(text, text), Health(process=text, errors={text: 1}))
     feed(
-        collector, Step(text, text, 1.7e9, 1.0, 9.0, running=1, finished=(Finished(text, 1.7e9, 0.5, request_id=text),))
+        aggregator,
+        Step(text, text, 1.7e9, 1.0, 9.0, running=1, finished=(Finished(text, 1.7e9, 0.5, request_id=text),)),
     )
-    collector.export(text, 0.5)
-    return collector
+    aggregator.export(text, 0.5)
+    return aggregator
 
 
 def test_no_text_costs_a_page_or_a_push() -> None:
     for text in HOSTILE:
-        collector = everywhere(text)
+        aggregator = everywhere(text)
         for openmetrics in (False, True):
-            numbers = Pages(collector, openmetrics=openmetrics).next()
+            numbers = Pages(aggregator, openmetrics=openmetrics).next()
             assert total(numbers, "vllm_tokens_generation_total", model_name="m", engine="0") == 3
             assert total(numbers, "vllm_request_duration_seconds_count") == 2
             longest = max(len(value) for _, labels in numbers for _, value in labels)
             assert longest <= LONGEST_LABEL
         for temporality in ("delta", "cumulative"):
-            Pushes(collector, temporality=temporality, exponential=False).next()
+            Pushes(aggregator, temporality=temporality, exponential=False).next()
 
 
 @given(st.text(st.characters(), max_size=300))
@@ -185,12 +186,12 @@ def test_of_too_many_reasons_each_rejection_still_counts(vllm: FakeVllm) -> None
 
 
 def test_made_up_models_stay_bounded_and_none_is_lost() -> None:
-    collector = collect()
+    aggregator = collect()
     for number in range(3000):
-        feed(collector, Rejection(f"model {number}", "max_num_queued_reqs"))
-    numbers = Pages(collector, openmetrics=False).next()
+        feed(aggregator, Rejection(f"model {number}", "max_num_queued_reqs"))
+    numbers = Pages(aggregator, openmetrics=False).next()
     assert total(numbers, "vllm_requests_rejected_total") == 3000
-    assert len(collector._models) <= 1025
+    assert len(aggregator._models) <= 1025
 
 
 def test_a_long_request_id_is_cut_where_it_is_read() -> None:
@@ -203,18 +204,18 @@ def test_a_long_request_id_is_cut_where_it_is_read() -> None:
 # --- The real Prometheus
 
 
-def all_at_once() -> Collector:
+def all_at_once() -> Aggregator:
     """Return a collector that has been told all hostile texts."""
-    collector = collect(exemplars=True)
+    aggregator = collect(exemplars=True)
     for number, text in enumerate(HOSTILE):
         feed(
-            collector,
+            aggregator,
             Rejection("m", text),
             step(100.0 + number, running=1, lora_running={text: 1}, generation_tokens=1),
         )
         ended = Finished("stop", 1.7e9 + number, 0.25 * number, request_id=text)
-        feed(collector, finished(ended), Facts(text, text, info={"dtype": text}))
-    return collector
+        feed(aggregator, finished(ended), Facts(text, text, info={"dtype": text}))
+    return aggregator
 
 
 def test_promtool_takes_the_page() -> None:
@@ -278,10 +279,10 @@ def prometheus(home: Path, port: int, paths: tuple[str, ...]) -> Iterator[Callab
 
 
 def test_prometheus_scrapes_both_pages_whole(tmp_path: Path) -> None:
-    collector = all_at_once()
+    aggregator = all_at_once()
     pages = {
-        "/text": (TEXT, Pages(collector, openmetrics=False).render()),
-        "/openmetrics": (OPENMETRICS, Pages(collector, openmetrics=True).render()),
+        "/text": (TEXT, Pages(aggregator, openmetrics=False).render()),
+        "/openmetrics": (OPENMETRICS, Pages(aggregator, openmetrics=True).render()),
     }
     wanted = {path[1:]: len(list(readable(page))) for path, (_, page) in pages.items()}
     with served(pages) as port, prometheus(tmp_path, port, tuple(pages)) as ask:

@@ -141,9 +141,9 @@ class Watch:
             tls.cert_pem.write_to_path(str(directory / "ca.pem"))
             settings["tls_ca"] = directory / "ca.pem"
         self.peer = Peer(b"", tls=context)
-        self.collector = collect()
+        self.aggregator = collect()
         url = self.peer.url("/metrics?key=" + SECRET, user=f"me:{SECRET}@")
-        self.poller = Poller(self.collector, url, NativeSettings(**settings))
+        self.poller = Poller(self.aggregator, url, NativeSettings(**settings))
 
     def poll(self, sent: bytes | list[bytes]) -> str:
         """Fetch what the peer sends, and return what is wrong with it, after a look at how that is said."""
@@ -153,7 +153,7 @@ class Watch:
         assert len(said) <= LONGEST_REASON
         assert said.isprintable()
         assert SECRET not in said
-        scraped = b"".join(Renderer(self.collector.store, openmetrics=False).render(lambda _: True))
+        scraped = b"".join(Renderer(self.aggregator.store, openmetrics=False).render(lambda _: True))
         list(text_string_to_metric_families(scraped.decode()))  # it can be scraped
         return said
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.checkpoints import at_checkpoints
 from tests.hostile.pages import Numbers, Pages, Pushes, check, total
 from tests.unit.builders import EPOCH, Clock, collect, examples, facts, feed
 from tests.unit.conftest import clock
-from vllm_vitals.aggregation.aggregator import Collector
+from tests.unit.otlp import decoded, metrics
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.gpu import Gpu, Reading, Sample
@@ -88,37 +90,37 @@ class Engine:
     def __init__(self) -> None:
         self.now = self._begun = time.monotonic()
         known = {"gpus": 2, "max_num_seqs": 4, "kv_cache_tokens": 1000, "draft_tokens": 3}
-        self.collector = collect(facts("0", *EVERY, **known), facts("1", *EVERY, **known), **SETTINGS)
+        self.aggregator = collect(facts("0", *EVERY, **known), facts("1", *EVERY, **known), **SETTINGS)
         self._reader = Reader("m", lambda *_: None, born=self.now - 50.0, details=True, connector="NixlConnector")
 
     def happen(self, what: Any) -> None:
         if isinstance(what, str):
             self.now += 1.0
             if what == "flush":
-                self.collector.flush(self.now)
+                self.aggregator.flush(self.now)
             else:
-                feed(self.collector, Sleep("m", "0", "discard_all" if what == "asleep" else "awake", self.now))
+                feed(self.aggregator, Sleep("m", "0", "discard_all" if what == "asleep" else "awake", self.now))
         elif what[0] == "gpu":
-            feed(self.collector, Sample(EPOCH, self.now, what[1]))
+            feed(self.aggregator, Sample(EPOCH, self.now, what[1]))
         else:
             passed, *told = what
             self.now = max(self.now + passed, self._begun - 40.0)
-            feed(self.collector, *self._reader.read([(self.now, *told)], EPOCH))
+            feed(self.aggregator, *self._reader.read([(self.now, *told)], EPOCH))
 
 
 @examples(30, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(happenings, max_size=5), min_size=1, max_size=3))
 def test_no_sequence_of_numbers_makes_one_that_cannot_be(rounds: list[list[Any]]) -> None:
     engine = Engine()
-    text, openmetrics = (Pages(engine.collector, openmetrics=each) for each in (False, True))
-    pushes = [Pushes(engine.collector, temporality=t, exponential=False) for t in ("cumulative", "delta")]
+    text, openmetrics = (Pages(engine.aggregator, openmetrics=each) for each in (False, True))
+    pushes = [Pushes(engine.aggregator, temporality=t, exponential=False) for t in ("cumulative", "delta")]
     for happened in rounds:
         for each in happened:
             engine.happen(each)
         text.next()
         for push in pushes:
             push.next()
-    engine.collector.flush(engine.now + 1.0)
+    engine.aggregator.flush(engine.now + 1.0)
     openmetrics.next()
 
 
@@ -126,9 +128,9 @@ def test_no_sequence_of_numbers_makes_one_that_cannot_be(rounds: list[list[Any]]
 @given(st.lists(happenings, max_size=8))
 def test_nor_one_of_an_exponential_histogram(happened: list[Any]) -> None:
     engine = Engine()
-    exponential = Collector(Settings(otlp={"histograms": "exponential"}))
+    exponential = Aggregator(Settings(otlp={"histograms": "exponential"}))
     feed(exponential, facts())
-    engine.collector = exponential
+    engine.aggregator = exponential
     pushes = [Pushes(exponential, temporality=t, exponential=True) for t in ("cumulative", "delta")]
     for each in happened:
         engine.happen(each)
@@ -147,7 +149,7 @@ def test_after_nonsense_what_makes_sense_counts_as_ever() -> None:
         engine.happen((0.01, nonsense, Stats(finished_requests=[ended]), None, 0))
         engine.happen(("gpu", [Reading(Gpu("GPU-0"), model="m", engine="0", energy=number, power=number)]))
     engine.happen("flush")
-    pages = Pages(engine.collector, openmetrics=False)
+    pages = Pages(engine.aggregator, openmetrics=False)
     before = pages.next()
     good = Stats(e2e_latency=2.0, queued_time=0.25, prefill_time=0.5, inference_time=1.5, num_prompt_tokens=64, decode_time=1.0,
                  num_cached_tokens=0, num_generation_tokens=2, finish_reason="stop")  # fmt: skip
@@ -175,7 +177,7 @@ def test_hits_beyond_lookups_are_clamped_and_counted_once_as_no_error() -> None:
     engine = Engine()
     too_many = Stats(queries=4, hits=9)
     engine.happen((0.1, Stats(num_running_reqs=1, prefix_cache_stats=too_many), None, too_many, 0))
-    shown = Pages(engine.collector, openmetrics=False).next()
+    shown = Pages(engine.aggregator, openmetrics=False).next()
     assert total(shown, "vllm_prefix_cache_hit_tokens_total", tier="local") == 4
     assert total(shown, "vitals_values_rejected_total") == 2
     for metric in ("vllm.prefix_cache.hit_tokens", "vllm.multimodal_cache.hits"):
@@ -184,17 +186,17 @@ def test_hits_beyond_lookups_are_clamped_and_counted_once_as_no_error() -> None:
 
 
 def test_names_of_clamped_metrics_that_nobody_knows_are_passed_over() -> None:
-    collector = collect(
+    aggregator = collect(
         Step("m", "0", EPOCH, 1.0, 9.0, running=0, clamped=("made.up", "vllm.prefix_cache.hit_tokens") * 2)
     )
-    assert collector.store.rejects == {("vllm.prefix_cache.hit_tokens", "absurd"): 2}
+    assert aggregator.store.rejects == {("vllm.prefix_cache.hit_tokens", "absurd"): 2}
 
 
 @pytest.mark.parametrize("queue", [float("nan"), -5.0, 1e9])
 def test_a_queue_time_that_cannot_be_tells_nothing_of_the_front_end(queue: float) -> None:
     ended = Finished("stop", EPOCH, duration=10.0, queue=queue, inference=8.0)
-    collector = collect(Step("m", "0", EPOCH, 100.0, 99.0, running=0, finished=(ended,)))
-    shown = Pages(collector, openmetrics=False).next()
+    aggregator = collect(Step("m", "0", EPOCH, 100.0, 99.0, running=0, finished=(ended,)))
+    shown = Pages(aggregator, openmetrics=False).next()
     for phase in ("queue", "frontend"):
         assert total(shown, "vllm_request_phase_duration_seconds_count", phase=phase) == 0
     assert total(shown, "vitals_values_rejected_total", metric="vllm.request.phase.duration") == 1
@@ -202,17 +204,17 @@ def test_a_queue_time_that_cannot_be_tells_nothing_of_the_front_end(queue: float
 
 def test_only_aborts_are_no_step() -> None:
     engine = Engine()
-    before = Pages(engine.collector, openmetrics=False).next()
+    before = Pages(engine.aggregator, openmetrics=False).next()
     aborted = Stats(finish_reason="abort", e2e_latency=0.5, num_generation_tokens=0)
     engine.happen(
         (0.1, None, Stats(num_generation_tokens=0, iteration_timestamp=EPOCH, finished_requests=[aborted]), None, 0)
     )
-    after = Pages(engine.collector, openmetrics=False).next()
+    after = Pages(engine.aggregator, openmetrics=False).next()
     for name in ("vitals_steps_total", "vllm_step_tokens_count", "vllm_step_processing_duration_seconds_count"):
         assert total(after, name) == total(before, name) == 0
     assert total(after, "vllm_requests_finished_total", finish_reason="abort") == 1
     engine.happen((0.1, Stats(num_running_reqs=0), Stats(num_generation_tokens=0), None, 0))
-    assert total(Pages(engine.collector, openmetrics=False).next(), "vllm_step_tokens_count") == 1
+    assert total(Pages(engine.aggregator, openmetrics=False).next(), "vllm_step_tokens_count") == 1
 
 
 # --- What is known beforehand
@@ -274,14 +276,14 @@ def test_without_a_speculator_or_a_connector_nothing_is_made_up() -> None:
 
 
 def test_a_process_that_is_heard_of_has_all_its_series_before_its_first_error() -> None:
-    collector = collect(Health(process="3", hook_time=0.5))
-    pages = Pages(collector, openmetrics=False)
+    aggregator = collect(Health(process="3", hook_time=0.5))
+    pages = Pages(aggregator, openmetrics=False)
     shown = pages.next()
     assert {dict(labels)["stage"] for name, labels in shown if name == "vitals_errors_total" and ("process", "3") in labels} == {
         "hook", "read", "wire", "collect", "export",
     }  # fmt: skip
     assert total(shown, "vitals_errors_total") == 0
-    feed(collector, Health(process="3", errors={"hook": 1}))
+    feed(aggregator, Health(process="3", errors={"hook": 1}))
     assert total(pages.next(), "vitals_errors_total", process="3", stage="hook") == 1
 
 
@@ -293,7 +295,7 @@ def test_as_many_positions_as_a_label_can_have_are_made_and_no_more() -> None:
 # --- What belongs together is read together
 
 
-def one_more(collector: Collector, clock: float, engine: str = "0") -> None:
+def one_more(aggregator: Aggregator, clock: float, engine: str = "0") -> None:
     """Add a step of which every number is known, together with others."""
     ended = Finished(
         "stop", EPOCH, duration=0.5, queue=0.1, prefill=0.1, decode=0.2, inference=0.3, input_tokens=3, output_tokens=5
@@ -302,7 +304,7 @@ def one_more(collector: Collector, clock: float, engine: str = "0") -> None:
         "m", engine, EPOCH, clock, 1000.0, running=1, prefix_cache=CacheUse(4, 2), multimodal_cache=CacheUse(2, 1), iterated=True,
         generation_tokens=5, prompt_tokens={"local_compute": 3, "local_cache_hit": 2}, computed_tokens=3, finished=(ended,),
     )  # fmt: skip
-    collector.add([step])
+    aggregator.add([step])
 
 
 def fits(numbers_: Numbers) -> None:
@@ -349,9 +351,9 @@ def parsed(page: bytes) -> Numbers:
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetrics: bool) -> None:
-    collector = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
-    lock: Any = collector.store.lock
-    pages = Pages(collector, openmetrics=openmetrics)
+    aggregator = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
+    lock: Any = aggregator.store.lock
+    pages = Pages(aggregator, openmetrics=openmetrics)
     added = 0
 
     def come_between() -> None:
@@ -359,31 +361,34 @@ def test_a_page_never_shows_half_a_step_wherever_one_comes_between(*, openmetric
         nonlocal added
         if not lock._is_owned():
             added += 1
-            one_more(collector, 100.0 + added, str(added % 2))
+            one_more(aggregator, 100.0 + added, str(added % 2))
 
     for _ in range(3):
         before = added
-        fits(parsed(pages.render(come_between).replace(b"# EOF\n", b"")))
+        with at_checkpoints(come_between):
+            page = pages.render()
+        fits(parsed(page.replace(b"# EOF\n", b"")))
         assert added > before + 50, "nothing could come between: this test shows nothing"
 
 
 def test_nor_does_a_push() -> None:
-    collector = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
-    lock: Any = collector.store.lock
+    aggregator = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
+    lock: Any = aggregator.store.lock
     added = 0
 
     def come_between() -> None:
         nonlocal added
         if not lock._is_owned():
             added += 1
-            one_more(collector, 100.0 + added, str(added % 2))
+            one_more(aggregator, 100.0 + added, str(added % 2))
 
-    pushes = Pushes(collector, temporality="cumulative", exponential=False)
+    pushes = Pushes(aggregator, temporality="cumulative", exponential=False)
     for _ in range(3):
-        collector.refresh(come_between)
-        push = pushes.build(come_between)
+        with at_checkpoints(come_between):
+            aggregator.refresh()
+            push = metrics(decoded(pushes.build()))
         (steps, queried, hits) = (
-            sum(point.value for metric in push.metrics if metric.name == name for point in metric.data.data_points)
+            sum(point.as_double for point in push[name].sum.data_points)
             for name in ("vitals.steps", "vllm.prefix_cache.queried_tokens", "vllm.prefix_cache.hit_tokens")
         )
         assert (queried, hits) == (4 * steps, 2 * steps)
@@ -391,12 +396,12 @@ def test_nor_does_a_push() -> None:
 
 
 def test_pages_of_scrapers_that_never_rest_are_of_whole_steps(effort: str) -> None:
-    collector = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
+    aggregator = collect(facts("0", gpus=1), facts("1", gpus=1), slos=SLOS)
     enough, wrong = threading.Event(), []
     pages_each, scrapers = {"test": 50, "all": 500}[effort], 4
 
     def scrape(openmetrics: bool) -> None:  # noqa: FBT001
-        pages = Pages(collector, openmetrics=openmetrics)
+        pages = Pages(aggregator, openmetrics=openmetrics)
         try:
             for _ in range(pages_each):
                 fits(parsed(pages.render().replace(b"# EOF\n", b"")))
@@ -407,7 +412,7 @@ def test_pages_of_scrapers_that_never_rest_are_of_whole_steps(effort: str) -> No
         number = 0
         while not enough.wait(0.0005):
             number += 1
-            one_more(collector, 100.0 + number, engine)
+            one_more(aggregator, 100.0 + number, engine)
 
     workers = [threading.Thread(target=work, args=(engine,)) for engine in ("0", "1")]
     threads = [threading.Thread(target=scrape, args=(bool(number % 2),)) for number in range(scrapers)]
@@ -419,17 +424,17 @@ def test_pages_of_scrapers_that_never_rest_are_of_whole_steps(effort: str) -> No
     for thread in workers:
         thread.join()
     assert not wrong
-    shown = Pages(collector, openmetrics=False).next()
+    shown = Pages(aggregator, openmetrics=False).next()
     fits(shown)
     assert total(shown, "vitals_steps_total") > 0
 
 
 def test_a_reader_holds_nobody_up_but_who_adds(clock: Clock) -> None:
     """The event loop takes no lock: a hook comes through while a page is being read."""
-    collector = collect(facts("0"), slos=SLOS)
-    one_more(collector, clock.now)
+    aggregator = collect(facts("0"), slos=SLOS)
+    one_more(aggregator, clock.now)
     done = threading.Event()
-    with collector.store.lock:
+    with aggregator.store.lock:
         from vllm_vitals.ingest.step_queue import Tap
 
         tap = Tap(10)

@@ -23,10 +23,10 @@ from tests.hostile.receiver import FORMS, TOKENS, Scripted, cut, descriptors, li
 from tests.unit.builders import examples, feed, step
 from tests.unit.otlp import HOST, GrpcReceiver, Pusher, Refusal, hear_request, partial, peer, points
 from tests.waiting import wait_until
-from vllm_vitals.exporters.otlp.answer import NOT_READ, Answer, of_grpc, redacted
+from vllm_vitals.exporters.otlp.grpc_transport import METHOD, from_error
 from vllm_vitals.exporters.otlp.line import MOST_RECEIVED
 from vllm_vitals.exporters.otlp.reply import MOST_INFORMATIONAL
-from vllm_vitals.exporters.otlp.transport import METHOD
+from vllm_vitals.exporters.otlp.response import UNREADABLE, PushResult, redacted
 
 AMPLE = 60.0
 """Seconds for what takes milliseconds on an idle machine."""
@@ -134,7 +134,7 @@ def test_whatever_is_answered_over_http(answers: Any, tokens: int, receiver: Scr
     receiver.taken.clear()
     with listening() as lines:
         for answer, end, at in answers:
-            feed(pusher.collector, step(running=1, generation_tokens=tokens))
+            feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
             fed += tokens
             sent = answer.bytes[:end]
             receiver.answer_with(*in_pieces(sent, at))
@@ -189,7 +189,7 @@ def test_a_body_that_unpacks_to_gigabytes_takes_no_memory(receiver: Scripted) ->
             tracemalloc.stop()
             receiver.wait()
             assert answer.ok is (status == b"200 OK")
-            assert answer.warning == (NOT_READ if answer.ok else "")
+            assert answer.warning == (UNREADABLE if answer.ok else "")
             assert most < 16 * 2**20
             pusher.close()
     assert b"\r\nAccept-Encoding: identity\r\n" in receiver.heads[-1]
@@ -365,7 +365,7 @@ def test_whatever_is_answered_over_grpc(answers: list[Any], tokens: int, grpc_re
     grpc_receiver.taken.clear()
     with listening() as lines:
         for answer in answers:
-            feed(pusher.collector, step(running=1, generation_tokens=tokens))
+            feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
             fed += tokens
             grpc_receiver.answer = answer
             got = pusher.push()
@@ -413,7 +413,7 @@ def test_the_words_of_an_error_are_read_in_time_that_does_not_grow(text: str) ->
 
     def seconds(length: int) -> float:
         error, begun = Refused(text * length), time.thread_time()
-        answer: Answer = redacted(of_grpc(error), redactor)
+        answer: PushResult = redacted(from_error(error), redactor)
         spent = time.thread_time() - begun
         assert len(answer.error) <= LONGEST_LINE
         assert len(answer.kind) <= LONGEST_LINE

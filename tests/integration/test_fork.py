@@ -9,7 +9,7 @@ PRELUDE = """
 import contextlib, json, os, select, signal, socket, sys, threading, time, urllib.request
 from types import SimpleNamespace
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from vllm_vitals import runtime
+from vllm_vitals.deployment import runtime
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 
@@ -20,7 +20,7 @@ STEPS = "vitals_steps_total", {"model_name": "m", "engine": "0"}
 def start():
     host = runtime.runtime()
     tap = host.attach(CONFIG, [0], object, "0.32.0")
-    host.expose("p", lambda: PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry))
+    host.expose("p", lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.feed.problem, CollectorRegistry))
     while not host.exporters["p"].ports:
         time.sleep(0.01)
     return host, tap
@@ -33,7 +33,7 @@ def step(tap, times=1):
 
 def steps(host):
     registry = CollectorRegistry()
-    registry.register(VitalsCollector(host.collector))
+    registry.register(VitalsCollector(host.aggregator))
     return registry.get_sample_value(*STEPS)
 
 
@@ -189,7 +189,7 @@ HOLD = """
 held, release = threading.Event(), threading.Event()
 
 def hold():
-    with host.collector.store.lock, host.feed._draining, runtime._lock:
+    with host.aggregator.store.lock, host.feed._draining, runtime._lock:
         held.set()
         release.wait(60)
 

@@ -18,7 +18,7 @@ from tests.unit.fake_vllm import FakeVllm, fake_vllm  # noqa: F401 - a fixture
 from tests.unit.otlp import AGE, HOST, VERSION, HttpReceiver, Key, free_port, points, said
 from tests.unit.peer import Peer, answer
 from tests.waiting import wait_until
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.sidecar import NativeSidecar
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, _read, otlp_exporter
@@ -105,15 +105,15 @@ class _Pieces:
 
 
 @contextlib.contextmanager
-def pushing(vllm: Vllm, way: str = "registry", **otlp: Any) -> Iterator[tuple[HttpReceiver, Collector, OtlpExporter]]:
+def pushing(vllm: Vllm, way: str = "registry", **otlp: Any) -> Iterator[tuple[HttpReceiver, Aggregator, OtlpExporter]]:
     """Give a receiver, a collector, and what pushes that with vLLM's own metrics once it is started."""
     with HttpReceiver().serve() as receiver, vllm.serve(way) as native:
         values = {"endpoint": receiver.endpoint, "include_native": True, "interval": INTERVAL}
         settings = Settings(otlp={**values, "shutdown_timeout": AT_HAND, **otlp}, stale_after=0)  # type: ignore[arg-type]
-        collector = Collector(settings)
-        exporter = otlp_exporter(collector, settings, VERSION, AGE, native)
+        aggregator = Aggregator(settings)
+        exporter = otlp_exporter(aggregator, settings, VERSION, AGE, native)
         try:
-            yield receiver, collector, exporter
+            yield receiver, aggregator, exporter
         finally:
             exporter.stop()
             exporter._close()
@@ -147,7 +147,7 @@ def test_ours_are_pushed_at_each_interval_while_vllms_hang_and_those_come_again(
     way: str, temporality: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     vllm = Vllm()
-    with pushing(vllm, way, temporality=temporality) as (receiver, collector, exporter):
+    with pushing(vllm, way, temporality=temporality) as (receiver, aggregator, exporter):
         exporter.start()
         soon(lambda: total(receiver, NATIVE, temporality) == 7)
         vllm.hold()
@@ -155,7 +155,7 @@ def test_ours_are_pushed_at_each_interval_while_vllms_hang_and_those_come_again(
         known = len(receiver.received)
         vllm.tokens.inc(3)
         for tokens in range(1, 5):
-            feed(collector, step(running=1, generation_tokens=1))
+            feed(aggregator, step(running=1, generation_tokens=1))
             soon(lambda: total(receiver, TOKENS, temporality) == tokens)  # noqa: B023
         soon(lambda: len(receiver.received) > known + 5)
         assert not [push for push in receiver.received[known + 1 :] if NATIVE in points(push.message)]
@@ -166,7 +166,7 @@ def test_ours_are_pushed_at_each_interval_while_vllms_hang_and_those_come_again(
         assert total(receiver, TOKENS, temporality) == 4
     (line,) = warnings(caplog)
     assert "vLLM's own metrics take long to be read" in line
-    assert (Sight(collector)("vitals_errors_total", process="0", stage="export") or 0) >= 5
+    assert (Sight(aggregator)("vitals_errors_total", process="0", stage="export") or 0) >= 5
 
 
 @either
@@ -220,7 +220,7 @@ def test_a_collector_that_raises_costs_neither_what_came_before_nor_the_next_rea
 
     vllm = Vllm()
     # An interval that leaves a reading its time.
-    with pushing(vllm, temporality="delta", shutdown_timeout=0.0, interval=60.0) as (receiver, collector, exporter):
+    with pushing(vllm, temporality="delta", shutdown_timeout=0.0, interval=60.0) as (receiver, aggregator, exporter):
         with monkeypatch.context() as broken:
             broken.setattr(vllm, "collect", collect)
             for _ in range(2):
@@ -230,14 +230,14 @@ def test_a_collector_that_raises_costs_neither_what_came_before_nor_the_next_rea
         assert [points(push.message).get(NATIVE) is not None for push in receiver.received] == [True, False, True]
         assert total(receiver, NATIVE, "delta") == 10
     assert warnings(caplog) == ["vllm-vitals: vLLM's own metrics could not be read"]
-    assert Sight(collector)("vitals_errors_total", process="0", stage="export") == 2
+    assert Sight(aggregator)("vitals_errors_total", process="0", stage="export") == 2
 
 
 def test_a_page_that_nobody_serves_yet_is_told_in_one_line_and_pushed_once_it_is_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     vllm = Vllm()
-    with pushing(vllm, "hangs", shutdown_timeout=0.0, interval=60.0) as (receiver, collector, exporter):
+    with pushing(vllm, "hangs", shutdown_timeout=0.0, interval=60.0) as (receiver, aggregator, exporter):
         page, url = exporter._native._work, f"http://{HOST}:{free_port()}/metrics"  # type: ignore[union-attr]
         exporter._native._work = partial(_read, Page(url, AT_HAND).fresh)  # type: ignore[union-attr]
         for _ in range(2):
@@ -249,7 +249,7 @@ def test_a_page_that_nobody_serves_yet_is_told_in_one_line_and_pushed_once_it_is
     assert line.startswith(f"vllm-vitals: vLLM's own metrics could not be read, trying again at every push: {url}: ")
     assert "Connection refused" in line
     assert [record for record in caplog.records if record.exc_info] == []
-    assert Sight(collector)("vitals_errors_total", process="0", stage="export") == 2
+    assert Sight(aggregator)("vitals_errors_total", process="0", stage="export") == 2
 
 
 def test_serving_does_not_feel_a_registry_that_hangs(

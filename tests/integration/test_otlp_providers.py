@@ -1,17 +1,17 @@
 """Somebody else's OpenTelemetry in the same process: neither side sees, replaces or ends what is the other's."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from opentelemetry import context
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY
 
 from tests.unit.builders import MODEL
 from tests.unit.fake_vllm import QUIET
@@ -73,7 +73,7 @@ def ours():
 
 
 def push():
-    from vllm_vitals import runtime
+    from vllm_vitals.deployment import runtime
     logger.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
     assert runtime.runtime().exporters["vitals_otlp"].push(5.0).ok
 
@@ -142,7 +142,15 @@ def test_global_providers_and_ours_have_nothing_to_do_with_each_other(first: str
 
 
 def test_a_client_that_somebody_instruments_is_asked_to_leave_pushes_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
+    """A stand-in for opentelemetry-instrumentation, which is loaded wherever a client is instrumented."""
+    suppressed, seen = threading.local(), list[bool]()
+
+    @contextlib.contextmanager
+    def suppress_instrumentation() -> Iterator[None]:
+        suppressed.active = True
+        yield
+        suppressed.active = False
+
     plain = grpc.insecure_channel
 
     def instrumented(*args: Any, **kwargs: Any) -> Any:
@@ -152,18 +160,19 @@ def test_a_client_that_somebody_instruments_is_asked_to_leave_pushes_out(monkeyp
             call = channel.unary_unary(method)
 
             def export(*args: Any, **kwargs: Any) -> Any:
-                told.append(context.get_value(_SUPPRESS_INSTRUMENTATION_KEY))
+                seen.append(suppressed.active)
                 return call(*args, **kwargs)
 
             return export
 
         return SimpleNamespace(unary_unary=unary_unary, close=channel.close)
 
+    utils = SimpleNamespace(suppress_instrumentation=suppress_instrumentation)
+    monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.utils", utils)
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(grpc, "insecure_channel", instrumented)
     with GrpcReceiver().serve() as receiver:
         pusher = of(receiver)
         assert pusher.push().ok
         pusher.close()
-    assert told == [True]
-    assert context.get_value(_SUPPRESS_INSTRUMENTATION_KEY) is None
+    assert seen == [True]

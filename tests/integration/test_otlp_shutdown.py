@@ -63,7 +63,7 @@ def serve(make_runtime: Callable[..., Runtime]) -> Callable[..., tuple[Runtime, 
         host = make_runtime(otlp=values)
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name=MODEL))
         tap = host.attach(config, [0], OtlpExporter, VERSION)
-        host.expose("vitals_otlp", lambda: otlp_exporter(host.collector, host.settings, VERSION, AGE))
+        host.expose("vitals_otlp", lambda: otlp_exporter(host.aggregator, host.settings, VERSION, AGE))
         return host, tap
 
     return start
@@ -249,13 +249,13 @@ def test_abandoning_touches_no_lock() -> None:
 PRELUDE = """
 import os, sys, threading, time
 from types import SimpleNamespace
-from vllm_vitals import runtime
+from vllm_vitals.deployment import runtime
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
 
 host = runtime.runtime()
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
 tap = host.attach(config, [0], object, "0.32.0")
-host.expose("vitals_otlp", lambda: otlp_exporter(host.collector, host.settings, "0.32.0", 1.0))
+host.expose("vitals_otlp", lambda: otlp_exporter(host.aggregator, host.settings, "0.32.0", 1.0))
 
 
 def step(times=1):

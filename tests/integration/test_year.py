@@ -16,16 +16,16 @@ import pytest
 
 from tests.unit.builders import EPOCH, MODEL, Clock
 from vllm_vitals.aggregation import merge
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
-from vllm_vitals.catalog import cache, conventions, cost, engine, itself, requests, slo
+from vllm_vitals.catalog import cache, cost, engine, gen_ai, requests, self_metrics, slo
 from vllm_vitals.catalog.connectors import IO
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import CacheUse, Facts, Finished, Health, Rejection, Reported, Sleep, Speculation, Step
-from vllm_vitals.store.cells import HistogramCell, NumberCell
+from vllm_vitals.store.series import HistogramCell, NumberCell
 
 DAYS = {"test": (12, 24, 49), "all": (60, 120, 364)}
 """After which days it is seen what is held; after the last it is over."""
@@ -43,11 +43,11 @@ class Year:
         self.clock = clock
         self.chance = random.Random(7)
         settings = Settings.model_validate({"slos": SLOS, "price": {"per_gpu_hour": PRICE}})
-        self.collector = Collector(settings)
-        self.merger = Merger(self.collector)
-        self.renderer = Renderer(self.collector.store, openmetrics=True)
-        self.points = PointBuilder(
-            self.collector.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0
+        self.aggregator = Aggregator(settings)
+        self.merger = Merger(self.aggregator)
+        self.renderer = Renderer(self.aggregator.store, openmetrics=True)
+        self.points = PushBuilder(
+            self.aggregator.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0
         )
         self.truth: Tally[Any] = Tally()
         self.servers: list[str] = []
@@ -194,13 +194,13 @@ class Year:
             self.export()
 
     def export(self) -> None:
-        self.collector.refresh()
+        self.aggregator.refresh()
         self.renderer.forget()
         assert sum(map(len, self.renderer.render())) > 10_000
         self.points.acknowledge(self.points.build())
 
     def number(self, metric: Metric[Any], *key: str) -> float:
-        cell = self.collector.store[metric].cells[key]
+        cell = self.aggregator.store[metric].cells[key]
         assert isinstance(cell, NumberCell)
         return cell.value
 
@@ -209,7 +209,7 @@ class Year:
 
     def distribution(self, metric: Metric[Any], *own: str) -> tuple[int, float]:
         """Return how many values there are of both engines, and their sum."""
-        cells = [self.collector.store[metric].cells[(MODEL, name, *own)] for name in ENGINES]
+        cells = [self.aggregator.store[metric].cells[(MODEL, name, *own)] for name in ENGINES]
         found = [cell for cell in cells if isinstance(cell, HistogramCell)]
         return sum(sum(cell.counts) for cell in found), sum(cell.total for cell in found)
 
@@ -217,8 +217,8 @@ class Year:
         """Return how many series, objects and bytes are held."""
         self.export()
         gc.collect()
-        sizes = [sys.getsizeof(each) for each in reachable([self.collector, self.merger, self.renderer, self.points])]
-        return sum(len(family.cells) for family in self.collector.store), len(sizes), sum(sizes)
+        sizes = [sys.getsizeof(each) for each in reachable([self.aggregator, self.merger, self.renderer, self.points])]
+        return sum(len(family.cells) for family in self.aggregator.store), len(sizes), sum(sizes)
 
 
 def reachable(roots: Iterable[Any]) -> Iterator[Any]:
@@ -237,7 +237,7 @@ def reachable(roots: Iterable[Any]) -> Iterator[Any]:
 def year(effort: str) -> Iterator[tuple[Year, list[tuple[int, int, int]]]]:
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
-        for module in (merge, sys.modules[Collector.__module__]):
+        for module in (merge, sys.modules[Aggregator.__module__]):
             patch.setattr(module, "time", clock)
         made = Year(clock)
         made.start()
@@ -277,7 +277,7 @@ def test_every_count_is_exact(year: Lived) -> None:
     made, _ = year
     truth = made.truth
     for name in ENGINES:
-        assert made.number(itself.STEPS, MODEL, name) == truth["steps", name] > 55 * made.days
+        assert made.number(self_metrics.STEPS, MODEL, name) == truth["steps", name] > 55 * made.days
         assert made.number(requests.ABANDONED, MODEL, name) == truth["left", name] > 2.7 * made.days
     assert made.both(requests.GENERATION_TOKENS) == truth["generated"]
     assert made.both(requests.PROMPT_TOKENS, "local_compute") == truth["prompt"]
@@ -286,7 +286,7 @@ def test_every_count_is_exact(year: Lived) -> None:
     assert made.both(cache.DRAFT_TOKENS) == 3 * (truth["steps", "0"] + truth["steps", "1"])
     assert made.both(IO, "NixlConnector", "receive") == truth["moved"]
     assert made.number(requests.REJECTED, MODEL, "max_num_queued_reqs") == truth["rejected"] > 0
-    assert made.number(itself.HOOK_TIME, "1") == truth["hook"]
+    assert made.number(self_metrics.HOOK_TIME, "1") == truth["hook"]
     for reason in ("stop", "length", "error"):
         assert made.both(requests.FINISHED, reason) == truth["finished", reason] > 0
     for name in ("quick", "any"):
@@ -304,7 +304,7 @@ def test_every_distribution_is_whole(year: Lived) -> None:
     assert made.distribution(engine.STEP_INTERVAL) == (truth["intervals"], pytest.approx(truth["interval"], rel=1e-6))
     steps = truth["steps", "0"] + truth["steps", "1"]
     assert made.distribution(engine.STEP_PROCESSING) == (steps, steps / 1024)
-    convention = made.collector.store[conventions.GEN_AI_DURATION].cells
+    convention = made.aggregator.store[gen_ai.GEN_AI_DURATION].cells
     assert sum(sum(cell.counts) for cell in convention.values() if isinstance(cell, HistogramCell)) == ended
 
 
@@ -320,9 +320,13 @@ def test_nothing_grows_after_a_while(year: Lived) -> None:
 
 def test_nothing_was_refused_or_went_wrong(year: Lived) -> None:
     made, _ = year
-    assert not made.collector.store.rejects
+    assert not made.aggregator.store.rejects
     assert (
-        sum(cell.value for cell in made.collector.store[itself.ERRORS].cells.values() if isinstance(cell, NumberCell))
+        sum(
+            cell.value
+            for cell in made.aggregator.store[self_metrics.ERRORS].cells.values()
+            if isinstance(cell, NumberCell)
+        )
         == 0
     )
 
@@ -332,4 +336,4 @@ def test_what_is_gone_has_no_gauges(year: Lived) -> None:
     assert made.lives > made.days / 13
     assert made.number(engine.UP, MODEL, "0") == 0
     for metric in (engine.RUNNING, cache.LORA_REQUESTS, engine.IMBALANCE, engine.SATURATION, cache.FREE_SEQUENCES):
-        assert not made.collector.store[metric].cells, metric.name
+        assert not made.aggregator.store[metric].cells, metric.name

@@ -25,7 +25,7 @@ from tests.live.bootstrap import CACHE
 from tests.live.load import LoadReport, run_until_cancelled
 from tests.live.model import make_model
 from tests.live.server import ServerError, VllmServer, fetch
-from vllm_vitals.catalog import cache, engine, itself, requests
+from vllm_vitals.catalog import cache, engine, requests, self_metrics
 
 NAMES = {
     "running": engine.RUNNING.prometheus,
@@ -39,10 +39,10 @@ NAMES = {
     "e2e": f"{requests.DURATION.prometheus}_bucket",
     "queries": cache.PREFIX_QUERIES.prometheus,
     "hits": cache.PREFIX_HITS.prometheus,
-    "steps": itself.STEPS.prometheus,
-    "dropped": itself.DROPPED.prometheus,
-    "errors": itself.ERRORS.prometheus,
-    "hook": itself.HOOK_TIME.prometheus,
+    "steps": self_metrics.STEPS.prometheus,
+    "dropped": self_metrics.DROPPED.prometheus,
+    "errors": self_metrics.ERRORS.prometheus,
+    "hook": self_metrics.HOOK_TIME.prometheus,
 }
 # A small batch and a small cache, so that there is something to see: waiting, and a cache in use.
 ARGS = ("--max-num-seqs", "8", "--num-gpu-blocks-override", "48")

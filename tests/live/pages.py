@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple, Protocol
 
 from tests.live.server import VllmServer
@@ -12,17 +12,14 @@ from vllm_vitals.catalog.engine import LIMITED
 
 TIMED = {LIMITED, GPU_TIME, COST, ENERGY}
 """Counters that go on while nothing happens."""
-EMPTY_STEPS = "vllm:iteration_tokens_total"
-"""What vLLM counts of a step without tokens too, as when clients leave, and we do not: it need not agree ever after."""
 LATE = 4.0
 """Seconds after which everything is counted: of several servers, who hung up shows three after the engine is idle."""
 AT_REST = 1.5
 """The same of one server."""
 
 
-def settled(server: VllmServer, *, within: float = 60.0, apart: Iterable[str] = ()) -> tuple[Samples, Samples]:
+def settled(server: VllmServer, *, within: float = 60.0, apart: Container[str] = ()) -> tuple[Samples, Samples]:
     """Return vLLM's page and ours once the engine is idle and neither moves any more, and they agree but for `apart`."""
-    apart = {EMPTY_STEPS, *apart}
     before, begun, late = None, time.monotonic(), LATE if server.several else AT_REST
     for _ in until(within):
         native, ours = parse(server.metrics_text()), parse(server.vitals_text())

@@ -8,12 +8,12 @@ from tests.live.collector import Totals
 from tests.live.pages import TIMED
 from tests.parity import Samples
 from tests.unit.otlp import Received
-from vllm_vitals.catalog import CATALOG, itself
+from vllm_vitals.catalog import CATALOG, self_metrics
 
 INTERVAL, TIMEOUT = 0.5, 2.0
 """Seconds between pushes, and seconds that one may take."""
 PACE = {"OTEL_METRIC_EXPORT_INTERVAL": f"{INTERVAL * 1000:g}", "OTEL_EXPORTER_OTLP_TIMEOUT": f"{TIMEOUT * 1000:g}"}
-MOVING = {itself.EXPORTS, itself.EXPORT_DURATION, *TIMED}
+MOVING = {self_metrics.EXPORTS, self_metrics.EXPORT_DURATION, *TIMED}
 """What moves while nothing happens: pushes and scrapes are counted, and so is time."""
 
 

@@ -12,7 +12,7 @@ from tests.unit.exporters.prometheus.test_text import full_collector
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 
 KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
 CASES = [("grpc", "delta", "exponential"), ("http/protobuf", "cumulative", "explicit")]
@@ -24,9 +24,9 @@ def test_all_of_it_arrives(protocol: str, temporality: str, histograms: str, tmp
     rotel = Rotel(sink, tmp_path)
     otlp: dict[str, Any] = {"endpoint": rotel.endpoint(protocol), "protocol": protocol, "temporality": temporality,
                             "histograms": histograms}  # fmt: skip
-    collector = full_collector(otlp=otlp, stale_after=0)  # its GPUs were sampled in another time
-    exporter = otlp_exporter(collector, Settings.model_validate({"otlp": otlp}), "0.32.0", 10.0)
-    held = {metric: dict(collector.store[metric].cells) for metric in CATALOG}
+    aggregator = full_collector(otlp=otlp, stale_after=0)  # its GPUs were sampled in another time
+    exporter = otlp_exporter(aggregator, Settings.model_validate({"otlp": otlp}), "0.32.0", 10.0)
+    held = {metric: dict(aggregator.store[metric].cells) for metric in CATALOG}
     try:
         rotel.start()
         assert eventually(lambda: exporter.push(5.0).ok)

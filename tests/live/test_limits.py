@@ -17,7 +17,7 @@ from tests.live.pages import eventually, idle, read, running, settled, until, wa
 from tests.live.server import VllmServer
 from tests.parity import Samples, parse, value
 from vllm_vitals.catalog.engine import LIMITED
-from vllm_vitals.engine.headroom import MEMORY, REMEMBERED
+from vllm_vitals.engine.headroom import AVERAGING_SECONDS, RECENT_REQUESTS
 
 NAME = "vllm_engine_limited_duration_seconds_total"
 ABANDONED = "vllm_requests_abandoned_total"
@@ -102,14 +102,14 @@ def test_the_limit_that_was_set_is_the_one_that_shows(
     assert least - LATE <= sum(took.values()) <= most + LATE
     # All requests were alike; an idle engine has all of its KV cache to give away, and remembers older ones less.
     alike, older = asked["prompt"] + asked["max_tokens"], length(before.page)
-    usual = alike if math.isnan(older) else alike + math.exp(-count / REMEMBERED) * (older - alike)
+    usual = alike if math.isnan(older) else alike + math.exp(-count / RECENT_REQUESTS) * (older - alike)
     assert length(after.page) == pytest.approx(usual)
     # At the least it was 1 while requests were kept out and 0 after that, at the most 1 for as long as any were there.
     name = "vllm_engine_saturation_ratio"
     out, whole = sum(kept_out.values()), most + LATE
-    faded = math.exp(-(least - LATE) / MEMORY) * value(before.page, name)
-    lowest = (1 - math.exp(-out / MEMORY)) * math.exp(-(whole - out) / MEMORY)
-    highest = 1 - math.exp(-(out + took["none"] + LATE) / MEMORY) + faded
+    faded = math.exp(-(least - LATE) / AVERAGING_SECONDS) * value(before.page, name)
+    lowest = (1 - math.exp(-out / AVERAGING_SECONDS)) * math.exp(-(whole - out) / AVERAGING_SECONDS)
+    highest = 1 - math.exp(-(out + took["none"] + LATE) / AVERAGING_SECONDS) + faded
     assert lowest - 0.01 <= value(after.page, name) <= highest + 0.01
 
 

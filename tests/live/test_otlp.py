@@ -11,10 +11,10 @@ from tests.live.layouts import Shared
 from tests.live.load import put_load
 from tests.live.pages import TIMED, eventually, settled
 from tests.parity import Samples, parse, value
-from vllm_vitals.catalog import CATALOG, itself
+from vllm_vitals.catalog import CATALOG, self_metrics
 
 KINDS = {"counter": "sum", "gauge": "gauge", "histogram": "histogram"}
-MOVING = {metric.name for metric in (*itself.ITSELF, *TIMED)}
+MOVING = {metric.name for metric in (*self_metrics.SELF, *TIMED)}
 """Metrics that move while nothing happens: those on the exports themselves."""
 
 

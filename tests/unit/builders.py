@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import settings
 from prometheus_client import CollectorRegistry
 
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.text import END, Renderer
@@ -51,25 +51,25 @@ def finished(*requests: Finished, **fields: Any) -> Step:
     return step(finished=list(requests), **fields)
 
 
-def collect(*records: Any, **values: Any) -> Collector:
+def collect(*records: Any, **values: Any) -> Aggregator:
     """Return a collector with the given settings that has taken the records in."""
-    collector = Collector(Settings(**values))
-    feed(collector, *records)
-    return collector
+    aggregator = Aggregator(Settings(**values))
+    feed(aggregator, *records)
+    return aggregator
 
 
-def feed(collector: Collector, *records: Any) -> None:
+def feed(aggregator: Aggregator, *records: Any) -> None:
     """Let a collector take records in one after another, as if each came in a drain of its own."""
     for record in records:
-        collector.add([record])
+        aggregator.add([record])
 
 
 class Sight:
     """What a registry shows of a collector."""
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, aggregator: Aggregator) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(VitalsCollector(collector))
+        self.registry.register(VitalsCollector(aggregator))
 
     def __call__(self, name: str, **labels: str) -> float | None:
         """Return a sample's value, `None` when there is no such series."""
@@ -108,10 +108,10 @@ def request_stats(reason: str = "stop", **fields: Any) -> SimpleNamespace:
     return SimpleNamespace(finish_reason=reason, **{**defaults, **fields})
 
 
-def page(collector: Collector, *, openmetrics: bool = False, renderer: Renderer | None = None) -> str:
+def page(aggregator: Aggregator, *, openmetrics: bool = False, renderer: Renderer | None = None) -> str:
     """Return the text of a scrape."""
-    renderer = renderer or Renderer(collector.store, openmetrics=openmetrics)
-    collector.refresh()
+    renderer = renderer or Renderer(aggregator.store, openmetrics=openmetrics)
+    aggregator.refresh()
     renderer.forget()
     body = b"".join(renderer.render())
     return (body + (END if openmetrics else b"")).decode()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.builders import Clock
 from vllm_vitals._util import log as logs
-from vllm_vitals.aggregation import aggregator as collector
+from vllm_vitals.aggregation import aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
 
@@ -39,8 +39,8 @@ VERSIONED = [
     "native_download",
     "native_mapping",
     "native_source",
-    "otlp_bridge",
-    "otlp_points",
+    "otlp_series",
+    "otlp_encode",
     "otlp_pushes",
     "otlp_transports",
     "plugins",
@@ -81,7 +81,7 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the collector's clock; it stands at 100 s until a test turns it."""
     made = Clock()
-    monkeypatch.setattr(collector, "time", made)
+    monkeypatch.setattr(aggregator, "time", made)
     return made
 
 

@@ -102,7 +102,7 @@ class FakeVllm:
     def sight(self) -> Sight:
         """Drain, and return what is shown then."""
         self.host.feed.drain()
-        return Sight(self.host.collector)
+        return Sight(self.host.aggregator)
 
     def over(self, base: type) -> None:
         """Let the plugins be imported anew, over another base class."""

@@ -25,10 +25,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
 )
 
 from tests.waiting import PATIENCE
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp.answer import Answer
+from vllm_vitals.exporters.otlp.encode import Push, encode_request
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, otlp_exporter
+from vllm_vitals.exporters.otlp.response import PushResult
 
 HOST = "127.0.0.1"
 VERSION = "0.32.0"
@@ -239,7 +240,7 @@ def peer(talk: Callable[[socket.socket], None] = lambda _: None) -> Iterator[str
 
 
 def trickle(connection: socket.socket) -> None:
-    """Answer byte by byte, and never come to an end."""
+    """PushResult byte by byte, and never come to an end."""
     connection.recv(65536)
     connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
     while True:
@@ -248,7 +249,7 @@ def trickle(connection: socket.socket) -> None:
 
 
 def trickle_body(connection: socket.socket) -> None:
-    """Answer with a body that comes byte by byte and never comes to an end."""
+    """PushResult with a body that comes byte by byte and never comes to an end."""
     connection.recv(65536)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
     while True:
@@ -312,6 +313,11 @@ def points(message: Any) -> dict[Key, Any]:
     return named
 
 
+def decoded(push: Push) -> Any:
+    """Return a push that was built as the message that a receiver gets."""
+    return ExportMetricsServiceRequest.FromString(encode_request(b"", push.metrics))
+
+
 def identity(message: Any) -> dict[str, Any]:
     (resource,) = message.resource_metrics
     return attributes(resource.resource)
@@ -323,10 +329,10 @@ class Pusher:
     def __init__(self, endpoint: str, **values: Any) -> None:
         apart = {name: values.pop(name) for name in ("exemplars", "stale_after") if name in values}
         self.settings = Settings(otlp={"endpoint": endpoint, "timeout": 5.0, **values}, **apart)
-        self.collector = Collector(self.settings)
-        self.exporter: OtlpExporter = otlp_exporter(self.collector, self.settings, VERSION, AGE)
+        self.aggregator = Aggregator(self.settings)
+        self.exporter: OtlpExporter = otlp_exporter(self.aggregator, self.settings, VERSION, AGE)
 
-    def push(self, timeout: float | None = None) -> Answer:
+    def push(self, timeout: float | None = None) -> PushResult:
         return self.exporter.push(self.settings.otlp.timeout if timeout is None else timeout)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests to be judged, and what a judge counts of them."""
+"""Requests to be judged, and how the evaluator counts them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from vllm_vitals.catalog.slo import COUNTERS
 from vllm_vitals.config.settings import Slo
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Finished
-from vllm_vitals.slo.evaluator import Judge
+from vllm_vitals.slo.evaluator import SloEvaluator
 
 Series = dict[tuple[str, ...], float]
 
@@ -25,12 +25,12 @@ def slo(**fields: Any) -> Slo:
 
 
 def counted(slos: list[Slo], *requests: Finished) -> dict[str, Series]:
-    """Return what a judge adds up, by metric and labels; nothing that is 0."""
-    judge = Judge(slos)
-    counts = judge.judge(Requests(requests), judge.usual())
+    """Return the counts of the evaluator, by metric and labels; nothing that is 0."""
+    evaluator = SloEvaluator(slos)
+    counts = evaluator.evaluate(Requests(requests), evaluator.new_baseline())
     return {
         metric.name.rpartition(".")[2]: {
-            labels: float(count) for labels, count in zip(judge.labels[metric], counts[metric].ravel(), strict=True) if count
+            labels: float(count) for labels, count in zip(evaluator.labels[metric], counts[metric].ravel(), strict=True) if count
         }
         for metric in COUNTERS
     }  # fmt: skip

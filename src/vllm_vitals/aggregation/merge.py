@@ -13,8 +13,8 @@ import msgspec
 
 from vllm_vitals._util.clock import epoch
 from vllm_vitals._util.pacing import paced
-from vllm_vitals.aggregation.aggregator import Collector, EngineKey
-from vllm_vitals.engine.abandoned import SKEW
+from vllm_vitals.aggregation.aggregator import Aggregator, EngineKey
+from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW
 from vllm_vitals.records.step import Facts, Gap, Gone, Record, Sleep, Step
 from vllm_vitals.vllm.recall import Recall
 
@@ -64,12 +64,12 @@ class Merger:
     The scheduler stats of each step reach exactly one of an engine's processes, so that together they are whole.
     """
 
-    def __init__(self, collector: Collector, *, serves: bool = True) -> None:
+    def __init__(self, aggregator: Aggregator, *, serves: bool = True) -> None:
         """Begin with nothing; `serves`: requests are served in this process.
 
         Where none are, nobody waits for the interpreter, and more is added up at a time, which costs half.
         """
-        self._collector = collector
+        self._aggregator = aggregator
         self._serves = serves
         self._released = 0.0
         self._recall = Recall()
@@ -91,7 +91,7 @@ class Merger:
             passed = [record for record in records if self._passes(record, member, latest)]
             if any(isinstance(record, Gone) for record in passed):
                 self._release(until=math.inf)  # what an engine did before it went
-            self._collector.add(passed)
+            self._aggregator.add(passed)
             if self._serves or time.monotonic() - self._released >= REST:
                 self._release()
 
@@ -101,9 +101,9 @@ class Merger:
             member = self._members.pop(process, Member())
             self._recall.forget(process)
             gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
-            self._collector.lose(member.engines, time.monotonic())
+            self._aggregator.lose(member.engines, time.monotonic())
             self._release(until=math.inf if gone else 0.0)  # what an engine did before it went
-            self._collector.add(gone)
+            self._aggregator.add(gone)
 
     def settle(self) -> None:
         """Hand on what nobody has to be waited for any more."""
@@ -127,7 +127,7 @@ class Merger:
         if isinstance(record, Sleep):
             return self._is_newest(record, latest)
         if isinstance(record, Gap):
-            self._collector.lose(member.engines, time.monotonic())
+            self._aggregator.lose(member.engines, time.monotonic())
             return False
         if isinstance(record, Gone):
             member.engines.discard((record.model, record.engine))
@@ -147,7 +147,7 @@ class Merger:
         key = (facts.model, facts.engine)
         if key not in member.engines:
             member.engines.add(key)
-            self._collector.meet(key)
+            self._aggregator.meet(key)
         known, self._facts[key] = self._facts.get(key), facts
         return known is None or _without_startup(known) != _without_startup(facts)
 
@@ -165,15 +165,15 @@ class Merger:
         while self._held and self._held[0][0] <= horizon:
             steps.append(heappop(self._held)[2])
         self._released = time.monotonic()
-        self._collector.add(steps)
-        self._collector.flush(min(horizon, time.monotonic()), self._certain)
+        self._aggregator.add(steps)
+        self._aggregator.flush(min(horizon, time.monotonic()), self._certain)
 
     def _certain(self, key: EngineKey) -> tuple[float, float]:
         """Return up to when nothing is missing of an engine, and how much its processes may differ: see `flush`."""
         members = [member for member in self._members.values() if key in member.engines]
         if len(members) == 1:
             return members[0].until, 0.0
-        return min((member.certain for member in members), default=-math.inf), SKEW
+        return min((member.certain for member in members), default=-math.inf), MAX_SERVER_SKEW
 
 
 def _without_startup(facts: Facts) -> Facts:

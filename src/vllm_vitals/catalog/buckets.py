@@ -36,7 +36,7 @@ OURS: dict[str, tuple[float, ...]] = {
 
 TOKENS = "request_tokens"
 FAMILIES = (*VLLM, TOKENS, *OURS)
-MOST_BOUNDS = 200
+MAX_BOUNDS = 200
 
 
 def one_two_five(most: float) -> tuple[float, ...]:
@@ -56,8 +56,8 @@ def check(family: str, bounds: Sequence[float]) -> tuple[float, ...]:
     if family not in FAMILIES:
         raise ValueError(f"no bucket family {family!r}; there are: {', '.join(FAMILIES)}")
     values = tuple(float(bound) for bound in bounds)
-    if not 1 <= len(values) <= MOST_BOUNDS:
-        raise ValueError(f"{family} has {len(values)} bounds; allowed are 1 to {MOST_BOUNDS}")
+    if not 1 <= len(values) <= MAX_BOUNDS:
+        raise ValueError(f"{family} has {len(values)} bounds; allowed are 1 to {MAX_BOUNDS}")
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"{family} has a bound that is not finite: {list(values)}")
     if any(high <= low for low, high in pairwise(values)):

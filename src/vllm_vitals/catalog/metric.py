@@ -1,7 +1,7 @@
-"""How a metric is declared: once, as data, with how it is read from a record."""
+"""The declaration of a metric: data, and how its value is read from a record."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
@@ -12,20 +12,20 @@ from vllm_vitals.catalog.names import prometheus_label, prometheus_name, prometh
 R = TypeVar("R")
 Key = tuple[str, ...]
 Reading = float | Mapping[Any, float] | None
-"""What one record says: a number, or a number for each label value (a tuple of them for several labels)."""
+"""The value in one record: a number, or a number for each label value (a tuple of values for several labels)."""
 Readings = float | Iterable[float] | Mapping[Any, Any] | None
-"""What a record says of a distribution: a number or an array of them, or an array for each label value."""
+"""The values of a distribution in one record: a number, an array of numbers, or an array for each label value."""
 
-MOST = float(2**63)
+MAX_COUNT = float(2**63)
 """The largest count that one step can plausibly bring."""
-MOST_JOULES = 1e12
-"""The most energy that GPUs can have used from one reading to the next: a hundred of them in a week."""
-LONGEST = 7 * 86400.0
-"""The longest latency, in seconds, that is believed."""
+MAX_JOULES = 1e12
+"""The largest plausible energy between two readings: a hundred GPUs for a week."""
+MAX_LATENCY_SECONDS = 7 * 86400.0
+"""The longest plausible latency."""
 
 
 class Scope(Enum):
-    """Which labels every series of a metric carries."""
+    """The labels that every series of a metric has."""
 
     ENGINE = ("model_name", "engine")
     MODEL = ("model_name",)
@@ -33,24 +33,24 @@ class Scope(Enum):
     PROCESS = ()
 
     def __new__(cls, *labels: str) -> "Scope":  # noqa: PYI034 - there is no Self before Python 3.11
-        """Let the value be the labels even where there are none: Python 3.11.2 makes another object of `()`."""
+        """Set the value to the labels, also to no labels: Python 3.11.2 would make another object of `()`."""
         made = object.__new__(cls)
         made._value_ = labels
         return made
 
 
 def reader(read: Callable[[Any], Any] | str) -> Callable[[Any], Any]:
-    """Return what reads a value from a record: a field's name stands for reading that field."""
+    """Return a function that reads a value from a record; the name of a field stands for that field."""
     return attrgetter(read) if isinstance(read, str) else read
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label beside those of the scope; `values` exist from the start, the rest is capped.
+    """A label beside those of the scope.
 
-    Of an `open` one there are more values than those that exist from the start. `ahead` gives those of them that are
-    known ahead: from the `Facts` of an engine, from the `Health` of a process, or, what is this process's, from
-    the `Settings`.
+    `values` exist from the start. `values_from` returns more initial values: from the `Facts` of an engine, from the
+    `Health` of a process, or, for a metric of this process, from the `Settings`. `open` says that a series may have
+    other values than `values`; up to `cap` of them get a series of their own, and the rest share `_other`.
     """
 
     name: str
@@ -58,36 +58,36 @@ class Label:
     cap: int = 16
     help: str = ""
     open: bool = False
-    ahead: Callable[[Any], Iterable[str]] | None = None
+    values_from: Callable[[Any], Iterable[str]] | None = None
 
-    def known(self, told: Any) -> tuple[str, ...]:
-        """Return the values that exist from the start where a record, or the settings, tell this; `None` tells nothing."""
-        more = tuple(self.ahead(told)) if self.ahead and told is not None else ()
+    def initial_values(self, source: Any) -> tuple[str, ...]:
+        """Return the values that exist from the start, given what `values_from` reads; `None`: only `values`."""
+        more = tuple(self.values_from(source)) if self.values_from and source is not None else ()
         return tuple(dict.fromkeys((*self.values, *more[: self.cap])))
 
 
 @dataclass(frozen=True, eq=False)
 class Metric(Generic[R]):
-    """One metric. `of` is the record type it is read from; `None`: the collector keeps it itself.
+    """One metric.
 
-    `read` is a function of the record, or the name of a field of it. Finished requests are read many at a time:
-    its argument is then a `Requests`, and what it returns is an array with one value for each of them.
-
-    `native` names the vLLM metric that means the same, `needs` the engine feature without which
-    there is no series, `since` the first vLLM that reports it.
+    `record`: the type of record that the metric is read from; `None`: the code that computes it writes it.
+    `read`: a function of the record, or the name of a field. Finished requests are read in bulk: for `Finished` the
+    argument is a `Requests`, and the result an array with one value per request.
+    `vllm_name`: vLLM's own metric with the same meaning. `needs`: the engine feature without which there is no series.
+    `since`: the first vLLM release that reports it. `limit`: the largest value that is accepted.
     """
 
     name: str
     unit: str
     help: str
-    of: type[R] | None = None
+    record: type[R] | None = None
     read: Callable[[R], Any] | str | None = None
     labels: tuple[Label, ...] = ()
     scope: Scope = Scope.ENGINE
-    native: str = ""
+    vllm_name: str = ""
     needs: str = ""
     since: str = ""
-    limit: float = MOST
+    limit: float = MAX_COUNT
 
     kind = "metric"
 
@@ -123,14 +123,15 @@ class Counter(Metric[R]):
 
 @dataclass(frozen=True, eq=False)
 class Gauge(Metric[R]):
-    """A value at a moment. `momentary` values go away when a working engine falls silent.
+    """A value at a moment.
 
-    `initial` is the value before the first record, `None` when there is none to tell.
+    `expires`: the series is removed when an engine stops reporting in the middle of its work.
+    `initial`: the value before the first record; `None`: no series until then.
     """
 
     read: Callable[[R], Reading] | str | None = None
     initial: float | None = None
-    momentary: bool = False
+    expires: bool = False
 
     kind = "gauge"
 
@@ -139,13 +140,41 @@ class Gauge(Metric[R]):
 class Histogram(Metric[R]):
     """A distribution over the bounds of a bucket family.
 
-    `read` gives a value or an array of them. `ceiling` gives, from the record, what a value cannot honestly exceed, and
-    `repeats` how many times each value of a record is to be observed.
+    `read` returns a value or an array of values. `max_from_record` returns the largest plausible value, given the record.
+    `repeats` returns how many times each value of a record is observed.
     """
 
     read: Callable[[Any], Readings] | str | None = None
     buckets: str = ""
-    ceiling: Callable[[Any], Any] | str | None = None
+    max_from_record: Callable[[Any], Any] | str | None = None
     repeats: Callable[[Any], int] | str | None = None
 
     kind = "histogram"
+
+
+M = TypeVar("M", bound=Metric[Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The metrics of one subject, in the order in which they are declared: a section of the reference page."""
+
+    name: str
+    title: str
+    about: str = ""
+    """Text above the table on the reference page."""
+    _metrics: list[Metric[Any]] = field(default_factory=list)
+
+    def add(self, metric: M) -> M:
+        """Add a metric, and return it."""
+        self._metrics.append(metric)
+        return metric
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._metrics
+
+    def __iter__(self) -> Iterator[Metric[Any]]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Histogram, Label, Metric, Scope
+from vllm_vitals.catalog import CATALOG, GROUPS, Gauge, Group, Histogram, Label, Metric, Scope
 from vllm_vitals.catalog.buckets import FAMILIES, TOKENS, VLLM, plan
 from vllm_vitals.catalog.names import prometheus_label
 from vllm_vitals.cli.output import code, console, markdown_table, number
@@ -24,29 +24,6 @@ FEATURES = {
     "speculation": "--speculative-config",
 }
 """The `vllm serve` option or the environment variable by `Metric.needs`."""
-TITLES = {
-    "lora": "LoRA",
-    "connectors": "KV connectors",
-    "cost": "Cost and energy",
-    "gpu": "GPUs",
-    "slo": "SLOs",
-    "itself": "The plugin itself",
-}
-ABOUT = {
-    "engine": "What an engine was started with, what it holds right now, whether it sleeps.",
-    "requests": "Requests, and how long each part of them took.",
-    "cache": "The KV cache, the prefix cache and the multimodal processor's cache.",
-    "connectors": "What [KV connectors](connectors.md) report of the KV cache that they move between engines, or to and from "
-    "what is kept outside the GPU. There are no series before a connector has reported something.",
-    "cost": "What engines take of GPUs, energy and money, to be set against what they give: [Cost](cost.md) has the ratios.",
-    "conventions": "The metrics of the OpenTelemetry conventions for generative-AI servers (status: Development). "
-    "`gen_ai.enabled=false` leaves them out.",
-    "gpu": "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) "
-    "as far as these go. `hw_id` is the UUID of the GPU or MIG device, `hw_parent` that of the GPU that it is a part of; "
-    "`model_name` and `engine` tell whose it is, where that is known.",
-    "itself": "What the plugin saw, lost and refused, and what it costs.",
-}
-"""One sentence for each group; a group without one has none on the page."""
 
 INTRO = """\
 # Metrics
@@ -71,21 +48,20 @@ Series carry these labels besides those in the tables:
 | the `gen_ai` conventions | {convention} |
 | the process | none |
 
-`model_name` is the first served model name, as vLLM labels its own metrics. `engine` is the engine's index: `0`, or with
-data parallelism the rank. A label of ours takes a bounded number of values; what comes after that is added up under
-`_other`. An empty label is left out.
+`model_name` is the first served model name, as in vLLM's own metrics. `engine` is the index of the engine: `0`, or the
+rank with data parallelism. Each label has a bounded number of values. Further values are added up under `_other`. Empty
+labels are left out.
 
-A gauge marked *momentary* shows the latest step. When an engine falls silent in the middle of work for longer than
-`stale_after` (see [settings](settings.md)), its momentary gauges go away instead of standing still.
+A gauge marked *momentary* shows the latest step. If an engine stops reporting in the middle of its work for longer than
+`stale_after` (see [settings](settings.md)), its momentary gauges are removed.
 
-*vLLM's counterpart* is the metric of vLLM's own `/metrics` that tells the same or the nearest to it, by the name that
-vLLM registers it under; counters are scraped with `_total` at the end. Everything here holds for vLLM 0.11.1 and newer
-unless the meaning says more.
+*vLLM's counterpart* is the metric of vLLM's own `/metrics` with the same or the nearest meaning, by its registered name;
+scrapes show counters with `_total` at the end. All metrics exist from vLLM 0.11.1 on, unless the meaning says otherwise.
 
 ## Buckets
 
-Histograms take their bounds from a family. A family is changed by the setting `buckets`, or, for those that vLLM has
-too, by vLLM's `--custom-histogram-buckets`; the setting wins.
+The bounds of a histogram come from its family. The setting `buckets` changes a family. For families that vLLM has too,
+vLLM's option `--custom-histogram-buckets` does the same; the setting takes precedence.
 
 """
 
@@ -94,7 +70,7 @@ def as_markdown() -> str:
     """Return `docs/metrics.md`."""
     scopes = {scope.name.lower(): _scope_labels(scope) for scope in Scope}
     sections = [INTRO.format_map(scopes) + _families(), _features()]
-    sections += [_section(group, metrics) for group, metrics in GROUPS.items()]
+    sections += [_section(group) for group in GROUPS.values()]
     return "\n".join(sections)
 
 
@@ -121,8 +97,8 @@ def _features() -> str:
         for feature in FEATURES
         if feature in needed
     ]
-    head = "## What vLLM must be asked for\n\nThese metrics have no series unless vLLM is started with an option:\n\n"
-    return head + markdown_table(("`vllm serve` option or variable", "switches on"), rows)
+    head = "## Metrics that need an option of vLLM\n\nThese metrics exist only if vLLM is started with an option:\n\n"
+    return head + markdown_table(("`vllm serve` option or variable", "enables"), rows)
 
 
 def _option(feature: str) -> str:
@@ -130,15 +106,15 @@ def _option(feature: str) -> str:
     return code(option) + blank + rest
 
 
-def _section(group: str, metrics: tuple[Metric[Any], ...]) -> str:
+def _section(group: Group) -> str:
     columns = ("name", "Prometheus name", "kind", "unit", "labels", "meaning", "vLLM's counterpart")
-    about = f"{ABOUT[group]}\n\n" if group in ABOUT else ""
-    return f"## {TITLES.get(group, group.capitalize())}\n\n{about}{markdown_table(columns, map(_row, metrics))}"
+    about = f"{group.about}\n\n" if group.about else ""
+    return f"## {group.title}\n\n{about}{markdown_table(columns, map(_row, group))}"
 
 
 def _row(metric: Metric[Any]) -> tuple[str, ...]:
-    kind = f"{metric.kind}, momentary" if isinstance(metric, Gauge) and metric.momentary else metric.kind
-    names, native = (code(metric.name), code(metric.prometheus)), code(metric.native)
+    kind = f"{metric.kind}, momentary" if isinstance(metric, Gauge) and metric.expires else metric.kind
+    names, native = (code(metric.name), code(metric.prometheus)), code(metric.vllm_name)
     return (*names, kind, code(metric.unit), _markdown_labels(metric), _markdown_meaning(metric), native)
 
 
@@ -189,9 +165,9 @@ def _entry(group: str, metric: Metric[Any]) -> dict[str, Any]:
         "labels": [_label(label) for label in metric.labels],
         "scope_labels": [{"name": name, "prometheus": prometheus_label(name)} for name in metric.scope.value],
         "help": metric.help,
-        "momentary": isinstance(metric, Gauge) and metric.momentary,
+        "momentary": isinstance(metric, Gauge) and metric.expires,
         "buckets": _buckets(metric),
-        "native": metric.native or None,
+        "native": metric.vllm_name or None,
         "needs": {"feature": metric.needs, "switch": FEATURES[metric.needs]} if metric.needs else None,
         "since": metric.since or None,
     }
@@ -212,7 +188,7 @@ def _buckets(metric: Metric[Any]) -> dict[str, Any] | None:
     return {"family": metric.buckets, "bounds": list(plan(None)[metric.buckets])}
 
 
-def _table(group: str, metrics: tuple[Metric[Any], ...]) -> Table:
+def _table(group: str, metrics: Group) -> Table:
     table = Table(title=group, title_justify="left", title_style="bold", expand=True, show_lines=True)
     table.add_column("metric, Prometheus name", overflow="fold", ratio=5)
     table.add_column("kind, unit", width=12)
@@ -243,8 +219,8 @@ def _label_help(label: Label) -> str:
 
 def _facts(metric: Metric[Any]) -> dict[str, str]:
     facts = {
-        "switched on by": FEATURES[metric.needs] if metric.needs else "",
+        "enabled by": FEATURES[metric.needs] if metric.needs else "",
         "since vLLM": metric.since,
-        "vLLM's counterpart": metric.native,
+        "vLLM's counterpart": metric.vllm_name,
     }
     return {name: value for name, value in facts.items() if value}

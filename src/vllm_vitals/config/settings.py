@@ -14,7 +14,7 @@ from vllm_vitals._util.files import read
 from vllm_vitals._util.headers import BINARY, binary
 from vllm_vitals._util.redact import shown_url
 from vllm_vitals.catalog.buckets import check
-from vllm_vitals.catalog.slo import MOST_SLOS, OBJECTIVES
+from vllm_vitals.catalog.slo import MAX_SLOS, OBJECTIVES
 from vllm_vitals.config.types import (
     Duration,
     File,
@@ -290,7 +290,7 @@ class Settings(Section):
         "--custom-histogram-buckets and over the defaults."
     )  # fmt: skip
     slos: list[Slo] = Field(
-        default_factory=list, description=f"Service level objectives, at most {MOST_SLOS}: name, target and at least one "
+        default_factory=list, description=f"Service level objectives, at most {MAX_SLOS}: name, target and at least one "
         "of ttft, tpot and e2e for each. docs/slo.md has the rest."
     )  # fmt: skip
     prometheus: PrometheusSettings = PrometheusSettings()
@@ -310,8 +310,8 @@ class Settings(Section):
     @field_validator("slos")
     @classmethod
     def _few_and_distinct(cls, slos: list[Slo]) -> list[Slo]:
-        if len(slos) > MOST_SLOS:
-            raise ValueError(f"there may be at most {MOST_SLOS} SLOs, not {len(slos)}")
+        if len(slos) > MAX_SLOS:
+            raise ValueError(f"there may be at most {MAX_SLOS} SLOs, not {len(slos)}")
         names = [slo.name for slo in slos]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"each SLO needs a name of its own; more than one has {', '.join(map(repr, twice))}")

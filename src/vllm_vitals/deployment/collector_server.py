@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.exporters.base import Exporter, stop_all
 from vllm_vitals.records.step import Record
@@ -16,14 +16,14 @@ from vllm_vitals.transport.receiver import Peer, Receiver
 class Host:
     """A collector, the socket that feeds it, and its exporters."""
 
-    def __init__(self, collector: Collector, socket: Path, *, serves: bool = True) -> None:
+    def __init__(self, aggregator: Aggregator, socket: Path, *, serves: bool = True) -> None:
         """Begin with nothing; `serves`: requests are served in this process as well."""
         self.socket = socket
         self.exporters: dict[str, Exporter] = {}
-        self._collector = collector
-        self._merger = Merger(collector, serves=serves)
+        self._aggregator = aggregator
+        self._merger = Merger(aggregator, serves=serves)
         if not serves:  # what is held back for a while is there for who asks
-            collector.upstream = self._merger.settle
+            aggregator.upstream = self._merger.settle
         self._receiver = Receiver(socket, uuid.uuid4().hex, self._take, self._gone, self._broken)
 
     def start(self, exporters: Mapping[str, Callable[[], Exporter]]) -> None:
@@ -37,7 +37,7 @@ class Host:
             try:
                 self.expose(name, make)
             except Exception:  # noqa: BLE001 - the others, and the collector, shall go on
-                self._collector.error("export", "%s could not start", name, key=f"start {name}")
+                self._aggregator.error("export", "%s could not start", name, key=f"start {name}")
 
     def expose(self, name: str, make: Callable[[], Exporter]) -> None:
         """Start one exporter unless it runs."""
@@ -76,4 +76,4 @@ class Host:
         self._merger.leave(peer.process)
 
     def _broken(self) -> None:
-        self._collector.count_error("wire")
+        self._aggregator.count_error("wire")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.deployment.collector_server import Host
 from vllm_vitals.deployment.leader_lock import Election
 from vllm_vitals.exporters.base import Exporter
@@ -18,15 +18,15 @@ FAREWELL = 1.0
 class Link:
     """Sends steps to the collector at a socket, be it a sidecar's or that of one of the API servers."""
 
-    def __init__(self, socket: Path, rank: int, buffer: int, collector: Collector | None) -> None:
-        """`rank`: of this API server. `collector`: what to hold if elected; `None`: there is a sidecar for it."""
+    def __init__(self, socket: Path, rank: int, buffer: int, aggregator: Aggregator | None) -> None:
+        """`rank`: of this API server. `aggregator`: what to hold if elected; `None`: there is a sidecar for it."""
         self.sender = Sender(socket, str(rank), buffer)
         self._socket = socket
-        self._collector = collector
+        self._aggregator = aggregator
         self._makers: dict[str, Callable[[], Exporter]] = {}
         self._host: Host | None = None
         self._leading = threading.Lock()
-        self._election = Election(socket, rank, lambda: self.sender.connected, self._lead) if collector else None
+        self._election = Election(socket, rank, lambda: self.sender.connected, self._lead) if aggregator else None
 
     def start(self) -> None:
         """Begin to connect, and to stand for election."""
@@ -62,10 +62,10 @@ class Link:
             self._host.abandon()
 
     def _lead(self) -> None:
-        if self._collector is None:
+        if self._aggregator is None:
             return
         with self._leading:
-            host = Host(self._collector, self._socket)
+            host = Host(self._aggregator, self._socket)
             host.start(self._makers)
             self._host = host
         LOGGER.info("This API server holds the collector of all (%s)", self._socket)

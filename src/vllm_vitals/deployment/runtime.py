@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm_vitals._util.log import LOGGER, log_once
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.exporters.base import Exporter, stop_all
@@ -65,9 +65,9 @@ class Runtime:
         """`broken`: what is wrong with the settings of a section, which is off therefore."""
         self.settings = settings
         self.broken = broken or {}
-        self.collector = Collector(settings)
-        self.feed = Feed(self.collector, settings.drain_interval, generated=generated)
-        self.collector.upstream = self.feed.drain
+        self.aggregator = Aggregator(settings)
+        self.feed = Feed(self.aggregator, settings.drain_interval, generated=generated)
+        self.aggregator.upstream = self.feed.drain
         self.exporters: dict[str, Exporter] = {}
         self._joined = False
         """Whether it is decided where the steps of this process go."""
@@ -134,7 +134,7 @@ class Runtime:
         if (mine := placement(config, engines)) not in self._placements:  # a logger may be made anew
             self._placements.append(mine)
         facts = [engine_facts(config, engine, len(engines), version) for engine in engines]
-        sink = self._link.sender if self._link else self.collector
+        sink = self._link.sender if self._link else self.aggregator
         client.tap, read = self._way(model_name(config), facts[0], sink)
         # Before its engines are told of: another that had them may end right now.
         self.feed.attach(Source(client.tap, read, model_name(config), engines, client.over))
@@ -150,11 +150,11 @@ class Runtime:
         from vllm_vitals.deployment.remote import Link  # noqa: PLC0415
 
         socket = wire.sidecar or wire.socket or meeting_point(make=True)
-        self.collector.process = str(rank)
+        self.aggregator.process = str(rank)
         if count > 1:  # all of them, and the engines, are children of one
             self._roots = (os.getppid(),)
-        self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.collector)
-        self.collector.upstream = None
+        self._link = Link(socket, rank, wire.buffer, None if wire.sidecar else self.aggregator)
+        self.aggregator.upstream = None
         self.feed = Feed(self._link.sender, wire.interval, str(rank), generated)
         self._link.start()
 
@@ -167,7 +167,7 @@ class Runtime:
         dialect = Dialect(
             model,
             time.monotonic() - process_age(),
-            self.collector.process,
+            self.aggregator.process,
             number,
             details="iteration_details" in facts.features and tells_details(),
             pooling="pooling" in facts.features,
@@ -200,7 +200,7 @@ class Runtime:
         from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
 
         gpu = self.settings.gpu
-        return sampler(self.collector, gpu.interval, gpu.devices, lambda: tuple(self._placements), self._roots)
+        return sampler(self.aggregator, gpu.interval, gpu.devices, lambda: tuple(self._placements), self._roots)
 
     def stop(self) -> None:
         """Drain, then end the exporters."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vllm_vitals import __version__
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.collector_server import Host
 from vllm_vitals.exporters.base import Exporter, stop_all
@@ -21,9 +21,9 @@ class StepSidecar:
     """Collects for the serving processes that send their steps to a socket."""
 
     def __init__(self, settings: Settings, socket: Path) -> None:
-        self._collector = Collector(settings, process=NAME)
+        self._aggregator = Aggregator(settings, process=NAME)
         self._settings = settings
-        self._host = Host(self._collector, socket, serves=False)
+        self._host = Host(self._aggregator, socket, serves=False)
 
     def start(self) -> None:
         """Begin to listen and to export.
@@ -31,7 +31,7 @@ class StepSidecar:
         Raises:
             OSError: when the socket cannot be had; the message names it.
         """
-        self._host.start(exporters(self._settings, self._collector, self._host.problem, self._host.ended))
+        self._host.start(exporters(self._settings, self._aggregator, self._host.problem, self._host.ended))
         LOGGER.info("Sidecar %s takes steps at %s", __version__, self._host.socket)
 
     def stop(self) -> None:
@@ -43,11 +43,11 @@ class NativeSidecar:
     """Shows vLLM's own metrics under our names, where no plugin can load."""
 
     def __init__(self, settings: Settings, url: str) -> None:
-        self._collector = Collector(settings, process=NAME, source=NATIVE)
-        self._poller = Poller(self._collector, url, settings.native)
+        self._aggregator = Aggregator(settings, process=NAME, source=NATIVE)
+        self._poller = Poller(self._aggregator, url, settings.native)
         marked = {"vitals.source": NATIVE, **settings.otlp.resource}
         settings = settings.model_copy(update={"otlp": settings.otlp.model_copy(update={"resource": marked})})
-        makers = exporters(settings, self._collector, self._poller.problem, self._poller.ended)
+        makers = exporters(settings, self._aggregator, self._poller.problem, self._poller.ended)
         self._exporters = {name: make() for name, make in makers.items()}
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class NativeSidecar:
 
 
 def exporters(
-    settings: Settings, collector: Collector, problem: Callable[[], str], ended: Callable[[], str] = lambda: ""
+    settings: Settings, aggregator: Aggregator, problem: Callable[[], str], ended: Callable[[], str] = lambda: ""
 ) -> dict[str, Callable[[], Exporter]]:
     """Return what makes each exporter that the settings want, by its name.
 
@@ -73,12 +73,12 @@ def exporters(
     if settings.prometheus.include_native or settings.prometheus.join_native or settings.otlp.include_native:
         LOGGER.warning("include_native and join_native have no effect in a sidecar: it has no registry of vLLM's")
     if settings.prometheus.enabled:
-        found["prometheus"] = lambda: PrometheusExporter(collector, settings.prometheus, problem, None, ended)
+        found["prometheus"] = lambda: PrometheusExporter(aggregator, settings.prometheus, problem, None, ended)
     if settings.otlp.enabled and settings.otlp.endpoint:
         from vllm_vitals.exporters.otlp.exporter import otlp_exporter  # noqa: PLC0415 - heavy, and only when on
 
         started = time.monotonic()
-        found["otlp"] = lambda: otlp_exporter(collector, settings, "", time.monotonic() - started)
+        found["otlp"] = lambda: otlp_exporter(aggregator, settings, "", time.monotonic() - started)
     elif settings.otlp.endpoint:
         LOGGER.info("No OTLP push: it is switched off (otlp.enabled, OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER)")
     if not found:
@@ -86,5 +86,5 @@ def exporters(
     elif settings.gpu.enabled:
         from vllm_vitals.gpu.sampler import sampler  # noqa: PLC0415 - only where GPUs are sampled
 
-        found["gpu"] = lambda: sampler(collector, settings.gpu.interval, settings.gpu.devices)
+        found["gpu"] = lambda: sampler(aggregator, settings.gpu.interval, settings.gpu.devices)
     return found

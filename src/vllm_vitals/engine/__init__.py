@@ -1,0 +1,1 @@
+"""The state of each engine between its steps, and the metrics that follow from it."""

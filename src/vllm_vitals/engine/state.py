@@ -1,4 +1,4 @@
-"""What the collector remembers of one engine between its steps, and what follows from that."""
+"""The state of one engine between its steps, and the values that follow from it."""
 
 import math
 from collections import deque
@@ -12,209 +12,215 @@ from vllm_vitals.catalog.engine import SATURATION
 from vllm_vitals.catalog.metric import Gauge
 from vllm_vitals.config.settings import PerfSettings
 from vllm_vitals.engine.abandoned import Abandoned
-from vllm_vitals.engine.energy import Energy, activity
-from vllm_vitals.engine.headroom import Prefill, Saturation, Trend, Typical, level
-from vllm_vitals.engine.limiter import NOTHING, Limiter, limiter
-from vllm_vitals.engine.utilization import Perf
+from vllm_vitals.engine.headroom import PrefillSpeed, Saturation, Trend, TypicalRequest, fill_level
+from vllm_vitals.engine.limiter import NONE_ENDED, Energy, Limiter, activity, limiter
+from vllm_vitals.engine.utilization import GpuUtilization
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Facts, Finished, Sleep, Step
 from vllm_vitals.store.writers import Writer
 
-Rules = dict[type, list[Writer]]
-LONGEST_HOLD = 10.0
-"""Seconds for which it is left open at most whether an engine was idle."""
-MOST_APART = 64
-"""Messages with outputs alone, one from each API server, of which it is open to which step they belong."""
-FADING = 0.99
-"""How much shorter that gets with each step that does not need it."""
+WritersByRecord = dict[type, list[Writer]]
+MAX_IDLE_LAG = 10.0
+"""Seconds for which it stays open at most whether an engine was idle."""
+MAX_OUTPUT_ONLY_STEPS = 64
+"""Steps with outputs alone, one from each API server, that wait for the step with the scheduler stats."""
+LAG_DECAY = 0.99
+"""Factor by which the lag shrinks with each step that does not need it."""
 
 
 class Engine:
-    """One engine, as its steps so far tell."""
+    """The state of one engine."""
 
-    def __init__(self, model: str, engine: str, rules: Rules, clock: float) -> None:
+    def __init__(self, model: str, engine: str, writers: WritersByRecord, clock: float) -> None:
         """`clock`: monotonic seconds of its start."""
         self.scope = (model, engine)
-        self.rules = rules
+        self.writers = writers
         self.clock = clock
-        """Monotonic seconds of the latest step whose scheduler stats came, or of the engine's start."""
-        self.latest = -math.inf
+        """Monotonic seconds of the latest step with scheduler stats, or of the engine's start."""
+        self.latest_step = -math.inf
         """The same, but `-inf` before the first."""
-        self.scheduled = False
+        self.has_scheduler_stats = False
         """Whether scheduler stats ever came."""
-        self.served = False
-        """Whether anything came."""
+        self.has_steps = False
+        """Whether any step ever came."""
         self.holds_requests = False
         self.stale = False
         self.finished: list[Finished] = []
+        """Finished requests that are not in the store yet."""
         self.abandoned = Abandoned()
         self.gpus: int | None = None
-        """How many it works on."""
-        self.perf = Perf(clock)
+        """Number of GPUs that it works on."""
+        self.gpu_utilization = GpuUtilization(clock)
         self.energy = Energy()
-        self.metered = False
-        """Whether its GPUs tell their energy."""
-        self._typical = Typical()
-        self._prefill = Prefill()
-        self._worked: float | None = None
-        """Monotonic seconds of the latest step if it left requests in an engine that is awake."""
+        self.has_energy = False
+        """Whether energy readings of its GPUs come."""
+        self.watermark = -math.inf
+        """Monotonic seconds up to which all steps are known."""
+        self._typical_request = TypicalRequest()
+        self._prefill_speed = PrefillSpeed()
+        self._busy_step: float | None = None
+        """Monotonic seconds of the latest step, if it left requests in an engine that is awake."""
         self._max_num_seqs: int | None = None
         self._kv_cache_tokens: int | None = None
-        self._free: float | None = None
+        self._kv_tokens_free: float | None = None
         """Tokens that the KV cache had room for at the latest step."""
-        self._preempted = False
-        """Whether requests wait that were preempted."""
-        self._hold = 0.0
-        """Seconds that what began and ended within one step has lately taken: so long nobody tells of the next."""
-        self._apart: deque[Step] = deque(maxlen=MOST_APART)
-        """What brought outputs but no scheduler stats since the latest that did."""
+        self._preempted_wait = False
+        """Whether preempted requests wait."""
+        self._idle_lag = 0.0
+        """Recent duration of single-step work; an idle engine may hide that much."""
+        self._output_only_steps: deque[Step] = deque(maxlen=MAX_OUTPUT_ONLY_STEPS)
+        """Steps with outputs but no scheduler stats, since the latest step with them."""
         self._limiter = Limiter(clock)
         self._trend = Trend()
         self._saturation = Saturation(clock)
-        self.told = -math.inf
-        """Monotonic seconds up to which all is known."""
 
-    def learn(self, facts: Facts) -> None:
-        """Take note of what is fixed."""
+    def set_facts(self, facts: Facts) -> None:
+        """Take the facts that are fixed once the engine has started."""
         self._max_num_seqs, self._kv_cache_tokens = facts.max_num_seqs, facts.kv_cache_tokens
         self.gpus = facts.gpus
-        self.perf.learn(facts)
+        self.gpu_utilization.set_facts(facts)
 
-    def complete(self, step: Step) -> None:
-        """Take a step in, and add to it what only its predecessors and the engine's facts tell."""
-        self.served = True
-        self.late(step)
+    def add_step(self, step: Step) -> None:
+        """Add a step, and complete its fields that depend on earlier steps and on the engine's facts."""
+        self.has_steps = True
+        self.add_late_step(step)
         if step.running is None:
-            self._apart.append(step)
+            self._output_only_steps.append(step)
             return
-        told = self._with_outputs(step)
-        ended = NOTHING
-        for each in told:
-            if each.finished:
-                ended = ended.more(each.finished)
+        parts = self._with_output_only_steps(step)
+        ended = NONE_ENDED
+        for part in parts:
+            if part.finished:
+                ended = ended.plus(part.finished)
         clock = step.clock
-        self.scheduled, self.stale = True, False
-        self.latest = clock
+        self.has_scheduler_stats, self.stale = True, False
+        self.latest_step = clock
         self.clock = max(self.clock, clock)
-        self.told = max(self.told, clock)
-        if self._worked is not None:
-            step.interval = clock - self._worked
+        self.watermark = max(self.watermark, clock)
+        if self._busy_step is not None:
+            step.interval = clock - self._busy_step
         self.holds_requests = bool(step.running or step.waiting or step.deferred)
         usage = step.kv_cache_usage
         if usage is not None and 0 <= usage <= 1:
             self._trend.add(clock, usage)
             if self._kv_cache_tokens:
-                step.kv_cache_free = self._free = self._kv_cache_tokens * (1 - usage)
-        limited = limiter(step, self._max_num_seqs, self._free, self._need(step), ended)
-        turned = self._limiter.turned
-        if self._limiter.state == IDLE and turned <= clock and (began := min(map(begun, told))) < clock:
-            self._wake(max(began, turned), clock, (step.running or 0) + ended.requests)
-        if self.metered:
-            self._divide(clock)
-        if clock >= self._limiter.turned:  # else it is told after the engine fell asleep or woke up
-            self._worked = clock if self.holds_requests else None
-            self._limiter.step(clock, limited)
-            self._saturation.step(clock, level(step, self._max_num_seqs, limited))
+                step.kv_cache_free = self._kv_tokens_free = self._kv_cache_tokens * (1 - usage)
+        limited_by = limiter(step, self._max_num_seqs, self._kv_tokens_free, self._tokens_needed(step), ended)
+        sleep_changed = self._limiter.sleep_changed
+        if (
+            self._limiter.state == IDLE
+            and sleep_changed <= clock
+            and (started := min(map(work_started, parts))) < clock
+        ):
+            self._end_idle_time(max(started, sleep_changed), clock, (step.running or 0) + ended.requests)
+        if self.has_energy:
+            self._divide_energy(clock)
+        if clock >= self._limiter.sleep_changed:  # else a late step, of before the engine fell asleep or woke up
+            self._busy_step = clock if self.holds_requests else None
+            self._limiter.set_state(clock, limited_by)
+            self._saturation.set_level(clock, fill_level(step, self._max_num_seqs, limited_by))
 
-    def _with_outputs(self, step: Step) -> list[Step]:
-        """Return a step, and what brought outputs of the same one but no scheduler stats.
+    def _with_output_only_steps(self, step: Step) -> list[Step]:
+        """Return a step with scheduler stats, and the steps without them that belong to the same engine step.
 
-        Each of several servers tells of its own outputs, a little before or after the one that has the scheduler stats:
-        they belong to the step that is nearest.
+        Each of several servers reports its own outputs, a little before or after the server with the scheduler stats.
+        They belong to the nearest step.
         """
-        if not self._apart:
+        if not self._output_only_steps:
             return [step]
-        near = [each for each in self._apart if each.clock - self.latest >= step.clock - each.clock]
-        self._apart.clear()
+        near = [each for each in self._output_only_steps if each.clock - self.latest_step >= step.clock - each.clock]
+        self._output_only_steps.clear()
         return [step, *near]
 
-    def _wake(self, clock: float, until: float, batch: int) -> None:
-        """Take note that the engine was idle up to `clock` only: from then on it was at work on so many requests."""
-        if self.metered:
-            self._divide(clock)
-        self._hold = min(max(self._hold * FADING, until - clock), LONGEST_HOLD)
-        self._limiter.step(clock, "none")
-        self._saturation.step(clock, clamp(batch / self._max_num_seqs) if self._max_num_seqs else 0.0)
+    def _end_idle_time(self, clock: float, until: float, batch: int) -> None:
+        """Record that the engine was idle only up to `clock`: from then on it worked on `batch` requests."""
+        if self.has_energy:
+            self._divide_energy(clock)
+        self._idle_lag = min(max(self._idle_lag * LAG_DECAY, until - clock), MAX_IDLE_LAG)
+        self._limiter.set_state(clock, "none")
+        self._saturation.set_level(clock, clamp(batch / self._max_num_seqs) if self._max_num_seqs else 0.0)
 
-    def _need(self, step: Step) -> float | None:
-        """Return the tokens of KV cache that the next request probably needs, `None` if nothing is known of any.
+    def _tokens_needed(self, step: Step) -> float | None:
+        """Return the KV cache tokens that the next request probably needs; `None` before any request is known.
 
-        Preempted requests wait in front, and need room for what they had generated as well.
+        Preempted requests wait in front, and need room for the tokens that they had generated as well.
         """
-        self._preempted = bool(step.preempted) or (self._preempted and bool(step.waiting))
-        if self._preempted:
-            return self._typical.length or math.inf
-        return self._typical.prompt
+        self._preempted_wait = bool(step.preempted) or (self._preempted_wait and bool(step.waiting))
+        if self._preempted_wait:
+            return self._typical_request.total_tokens or math.inf
+        return self._typical_request.uncached_prompt_tokens
 
-    def late(self, step: Step) -> None:
-        """Take in a step that comes after a later one: what it counted counts, but it sets nothing back."""
+    def add_late_step(self, step: Step) -> None:
+        """Add a step that comes after a later one: its counts are added, and no state changes."""
         self.finished += step.finished
-        self.abandoned.step(step)
+        self.abandoned.add_step(step)
         if step.flops or step.memory_traffic:
-            self.perf.step(step)
+            self.gpu_utilization.add_step(step)
 
-    def ended(self, requests: Requests) -> float:
-        """Learn from finished requests, and return the seconds of prefill that cached tokens spared them."""
-        self._typical.learn(requests)
-        return self._prefill.saved(requests)
+    def add_finished(self, requests: Requests) -> float:
+        """Learn from finished requests, and return the prefill seconds that cached tokens saved them."""
+        self._typical_request.update(requests)
+        return self._prefill_speed.saved_seconds(requests)
 
-    def sleep(self, sleep: Sleep) -> None:
-        """Take note that the engine fell asleep or woke up."""
+    def set_sleep(self, sleep: Sleep) -> None:
+        """Record that the engine fell asleep or woke up."""
         asleep = sleep.state != "awake"
         if asleep:
-            self._worked = None
+            self._busy_step = None
         if sleep.clock:
-            self._divide(sleep.clock)
-            if self._limiter.sleep(sleep.clock, asleep=asleep):
-                self._saturation.step(sleep.clock, 0.0)
+            self._divide_energy(sleep.clock)
+            if self._limiter.set_asleep(sleep.clock, asleep=asleep):
+                self._saturation.set_level(sleep.clock, 0.0)
 
-    def end(self) -> None:
-        """Take note that no step will come any more."""
-        self._hold = 0.0
+    def close(self) -> None:
+        """Record that no step will come any more."""
+        self._idle_lag = 0.0
 
-    def spend(self, until: float) -> dict[str, float]:
-        """Return the seconds up to `until`, monotonic ones, that were not returned yet, by what limited the engine."""
-        self.told = max(self.told, until)
-        self._divide(self._certain)
-        self._limiter.settle(self._certain)
-        spent = {state: seconds for state, seconds in self._limiter.seconds.items() if seconds}
+    def take_seconds(self, watermark: float) -> dict[str, float]:
+        """Return the seconds up to `watermark`, by limiter, that were not returned yet."""
+        self.watermark = max(self.watermark, watermark)
+        self._divide_energy(self._known_until)
+        self._limiter.settle(self._known_until)
+        seconds_by_limiter = {state: seconds for state, seconds in self._limiter.seconds.items() if seconds}
         self._limiter.seconds.clear()
-        return spent
+        return seconds_by_limiter
 
     @property
-    def _certain(self) -> float:
-        """Return up to when it is known what the engine did, monotonic seconds.
+    def _known_until(self) -> float:
+        """Return the monotonic seconds up to which the engine's state is known.
 
-        Of what comes to an idle engine nobody tells before its first step has ended.
+        The work of an idle engine is reported only when its first step has ended.
         """
-        return self.told - self._hold if self._limiter.state == IDLE else self.told
+        return self.watermark - self._idle_lag if self._limiter.state == IDLE else self.watermark
 
-    def _divide(self, until: float) -> None:
-        """Divide the energy that was read up to `until`, monotonic seconds, by what the engine did."""
-        while (clock := self.energy.due(until)) is not None:
+    def _divide_energy(self, until: float) -> None:
+        """Divide the energy readings up to `until`, monotonic seconds, by the engine's activity."""
+        while (clock := self.energy.oldest_reading(until)) is not None:
             self._limiter.settle(clock)
-            self.energy.divide(self._limiter.activity, activity(self._limiter.state))
-            self._limiter.activity.clear()
+            self.energy.divide_oldest(self._limiter.seconds_by_activity, activity(self._limiter.state))
+            self._limiter.seconds_by_activity.clear()
 
     def headroom(self) -> dict[Gauge[Any], float | None]:
-        """Return how much more the engine can take, `None` where that cannot be told."""
-        length = self._typical.length
+        """Return the gauges of the engine's headroom; `None` for an unknown value."""
+        tokens = self._typical_request.total_tokens
         return {
-            FREE_SEQUENCES: None if self._free is None or not length else quotient(self._free, length),
-            TIME_TO_FULL: self._trend.seconds_to_full(self.told),
-            SATURATION: self._saturation.at(self._certain),
+            FREE_SEQUENCES: None
+            if self._kv_tokens_free is None or not tokens
+            else quotient(self._kv_tokens_free, tokens),
+            TIME_TO_FULL: self._trend.seconds_to_full(self.watermark),
+            SATURATION: self._saturation.at(self._known_until),
         }
 
     def utilization(self, settings: PerfSettings) -> dict[Gauge[Any], float | None]:
-        """Return what the engine makes of its GPUs, `None` where that cannot be told."""
-        return self.perf.gauges(self.told, settings)
+        """Return the gauges of the use of the engine's GPUs; `None` for an unknown value."""
+        return self.gpu_utilization.gauges(self.watermark, settings)
 
 
-def begun(step: Step) -> float:
-    """Return the monotonic seconds when the first of what got its first token in a step came, `inf` if nothing did.
+def work_started(step: Step) -> float:
+    """Return the monotonic seconds when the earliest request with a first token in this step came; `inf` if there is none.
 
-    The answer of what pools is its first token. What ends with its first token tells how long it was in the engine; all
-    else is known to have come to the API server only.
+    The answer of a pooling request is its first token. A request that ends with its first token reports its time in the
+    engine. Of all others only their arrival at the API server is known.
     """
     single = [
         each
@@ -222,31 +228,31 @@ def begun(step: Step) -> float:
         if each.output_tokens == 1 or (not each.output_tokens and each.prefill is not None)
     ]
     firsts = step.first_token_latencies or ()
-    waited = [*map(_in_engine, single), *(firsts if len(firsts) > len(single) else ())]
-    longest = max(waited, default=0.0)
+    waits = [*map(_seconds_in_engine, single), *(firsts if len(firsts) > len(single) else ())]
+    longest = max(waits, default=0.0)
     return step.clock - longest if 0 < longest <= step.age else math.inf
 
 
-def _in_engine(request: Finished) -> float:
-    """Return the seconds that a finished request was in the engine, or with its API server too if that is all it told."""
+def _seconds_in_engine(request: Finished) -> float:
+    """Return the seconds of a finished request in the engine, or in all where only those are known."""
     if request.queue is None or request.inference is None:
         return request.duration or 0.0
     return request.queue + request.inference
 
 
-def in_order(steps: Sequence[Step], latest: float) -> tuple[list[Step], list[Step]]:
-    """Return the steps that are in order, and those that say what an engine held before `latest`, monotonic seconds.
+def split_late(steps: Sequence[Step], latest_step: float) -> tuple[list[Step], list[Step]]:
+    """Return the steps in order, and the late ones: those with the state of an engine before `latest_step`.
 
-    A step without scheduler stats only counts things, which is in order at any time.
+    A step without scheduler stats only counts things, and is never late.
     """
     timely: list[Step] = []
     late: list[Step] = []
     for step in steps:
         if step.running is None:
             timely.append(step)
-        elif step.clock < latest:
+        elif step.clock < latest_step:
             late.append(step)
         else:
             timely.append(step)
-            latest = step.clock
+            latest_step = step.clock
     return timely, late

@@ -1,4 +1,4 @@
-"""How much of what its GPUs can do an engine makes use of, by vLLM's estimates: MFU and bandwidth."""
+"""The share of its GPUs' peak that an engine uses, by vLLM's estimates: MFU and memory bandwidth."""
 
 import logging
 import math
@@ -7,70 +7,74 @@ from typing import Any
 from vllm_vitals._util.amounts import amount, quotient
 from vllm_vitals._util.log import log_once
 from vllm_vitals.catalog.engine import FLOPS_LIMIT, MEMORY_TRAFFIC_LIMIT, MEMORY_TRAFFIC_UTILIZATION, MFU
-from vllm_vitals.catalog.metric import MOST, Gauge
+from vllm_vitals.catalog.metric import MAX_COUNT, Gauge
 from vllm_vitals.config.settings import PerfSettings
-from vllm_vitals.engine.headroom import MEMORY
+from vllm_vitals.engine.headroom import AVERAGING_SECONDS
 from vllm_vitals.gpu.peaks import peak
 from vllm_vitals.records.step import Facts, Step
 
-PATIENCE = 30.0
-"""Seconds after its start that an engine's GPUs may take to say which they are."""
+GPU_NAME_TIMEOUT = 30.0
+"""Seconds after an engine's start in which the names of its GPUs may still come."""
 
 
 class Rate:
-    """An amount per second, averaged over about the last `MEMORY` seconds: older amounts count less and less."""
+    """An amount per second, averaged over about the last `AVERAGING_SECONDS`: older amounts count less and less."""
 
     def __init__(self, clock: float) -> None:
         """`clock`: monotonic seconds of the start."""
         self._average = 0.0
-        self._since = clock
+        self._clock = clock
 
     def add(self, clock: float, amount: float) -> None:
-        """Take in what came at `clock`, monotonic seconds, in any order."""
-        self._average = self.at(clock) + amount / MEMORY * math.exp((clock - self._since) / MEMORY)
+        """Add an amount of `clock`, monotonic seconds, in any order."""
+        self._average = self.at(clock) + amount / AVERAGING_SECONDS * math.exp(
+            (clock - self._clock) / AVERAGING_SECONDS
+        )
 
     def at(self, clock: float) -> float:
         """Return the rate at `clock`, monotonic seconds."""
-        if clock > self._since:
-            self._average *= math.exp((self._since - clock) / MEMORY)
-            self._since = clock
+        if clock > self._clock:
+            self._average *= math.exp((self._clock - clock) / AVERAGING_SECONDS)
+            self._clock = clock
         return self._average
 
 
-class Perf:
-    """What one engine makes of its GPUs."""
+class GpuUtilization:
+    """The use that one engine makes of its GPUs."""
 
     def __init__(self, clock: float) -> None:
         """`clock`: monotonic seconds of the engine's start."""
         self.gpu = ""
-        """Name of the engine's GPUs, `""` while it is not known or they are of several kinds."""
+        """Name of the engine's GPUs; `""` while unknown, or if they are of several kinds."""
         self._estimated = False
-        """Whether vLLM estimates anything."""
+        """Whether vLLM reports estimates."""
         self._start = clock
         self._precisions: tuple[str, ...] = ()
         self._flops, self._traffic = Rate(clock), Rate(clock)
 
-    def learn(self, facts: Facts) -> None:
-        """Take note of what is fixed."""
+    def set_facts(self, facts: Facts) -> None:
+        """Take the engine's facts."""
         self._precisions = facts.precisions
 
-    def step(self, step: Step) -> None:
-        """Take in what vLLM estimates of a step."""
-        if flops := amount(step.flops, MOST):
+    def add_step(self, step: Step) -> None:
+        """Add vLLM's estimates of a step."""
+        if flops := amount(step.flops, MAX_COUNT):
             self._estimated = True
             self._flops.add(step.clock, flops)
-        if step.memory_traffic and (moved := sum(amount(each, MOST) or 0.0 for each in step.memory_traffic.values())):
-            self._traffic.add(step.clock, moved)
+        if step.memory_traffic:
+            moved = sum(amount(each, MAX_COUNT) or 0.0 for each in step.memory_traffic.values())
+            if moved:
+                self._traffic.add(step.clock, moved)
 
     def gauges(self, clock: float, settings: PerfSettings) -> dict[Gauge[Any], float | None]:
-        """Return what is shown at `clock`, monotonic seconds; `None` where that cannot be told."""
+        """Return the gauges at `clock`, monotonic seconds; `None` for an unknown value."""
         if not self._estimated:
             return {}
         known = peak(self.gpu)
         flops = settings.peak_flops or (known.flops(self._precisions) if known else None)
         bandwidth = settings.peak_bandwidth or (known.bandwidth if known else None)
-        if not (flops and bandwidth) and clock - self._start > PATIENCE:
-            self._complain(flops, bandwidth)
+        if not (flops and bandwidth) and clock - self._start > GPU_NAME_TIMEOUT:
+            self._warn_unknown_peak(flops, bandwidth)
         return {
             FLOPS_LIMIT: flops,
             MEMORY_TRAFFIC_LIMIT: bandwidth,
@@ -78,13 +82,13 @@ class Perf:
             MEMORY_TRAFFIC_UTILIZATION: quotient(self._traffic.at(clock), bandwidth) if bandwidth else None,
         }
 
-    def _complain(self, flops: float | None, bandwidth: float | None) -> None:
+    def _warn_unknown_peak(self, flops: float | None, bandwidth: float | None) -> None:
         settings = {
             "perf.peak_flops (VITALS_PERF__PEAK_FLOPS)": flops,
             "perf.peak_bandwidth (VITALS_PERF__PEAK_BANDWIDTH)": bandwidth,
         }
         missing = " and ".join(name for name, value in settings.items() if not value)
-        gpu = repr(self.gpu) if self.gpu else "GPUs that do not say which they are"
-        precision = " or ".join(self._precisions) or "a precision that the configuration does not tell"
-        message = "What %s can do at most, at %s, is not known, so there is no utilization of it: set %s"
+        gpu = repr(self.gpu) if self.gpu else "GPUs of unknown name"
+        precision = " or ".join(self._precisions) or "an unknown precision"
+        message = "The peak performance of %s at %s is unknown, so there is no utilization metric for it: set %s"
         log_once(logging.WARNING, message, gpu, precision, missing)

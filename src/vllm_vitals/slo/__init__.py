@@ -1,1 +1,1 @@
-"""Service level objectives: what is limited, and how finished requests are judged."""
+"""Service level objectives (SLOs): which finished requests met their limits, and why the others did not."""

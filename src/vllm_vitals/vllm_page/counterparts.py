@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, itself, requests
+from vllm_vitals.catalog import CATALOG, Metric, Scope, cache, engine, requests, self_metrics
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.gpu import GPU
 from vllm_vitals.vllm_page.counterpart import Native
@@ -26,47 +26,47 @@ UNFIT: dict[Metric[Any], str] = {
     cache.LORA_REQUESTS: "vllm:lora_requests_info names the adapters and does not count their requests",
 }
 PARTLY: dict[Metric[Any], str] = {requests.PHASE_DURATION: "phase=frontend: vLLM does not export it"}
-OF_HOOKS = (itself.DROPPED, itself.HOOK_TIME)
+OF_HOOKS = (self_metrics.DROPPED, self_metrics.HOOK_TIME)
 """The rest of what a process says of itself is kept by whichever exports."""
 
 SPECIAL = (
     Native("vllm:num_requests_waiting", engine.WAITING, {"reason": "capacity"},
-           unless="vllm:num_requests_waiting_by_reason"),
+           superseded_by="vllm:num_requests_waiting_by_reason"),
     Native("vllm:prompt_tokens_by_source_total", engine.SCHEDULED_TOKENS, {"phase": "prefill"},
            {"source": "local_compute"}),
     Native("vllm:prompt_tokens_total", engine.SCHEDULED_TOKENS, {"phase": "prefill"},
-           unless="vllm:prompt_tokens_by_source_total"),
+           superseded_by="vllm:prompt_tokens_by_source_total"),
     Native("vllm:generation_tokens_total", engine.SCHEDULED_TOKENS, {"phase": "decode"}),
     Native("vllm:estimated_read_bytes_per_gpu_total", engine.MEMORY_TRAFFIC, {"direction": "read"}),
     Native("vllm:estimated_write_bytes_per_gpu_total", engine.MEMORY_TRAFFIC, {"direction": "write"}),
     Native("vllm:prompt_tokens_total", requests.PROMPT_TOKENS, {"source": "unknown"},
-           unless="vllm:prompt_tokens_by_source_total"),
+           superseded_by="vllm:prompt_tokens_by_source_total"),
     Native("vllm:prefix_cache_hits_total", requests.CACHED_TOKENS, {"source": "device"},
-           unless="vllm:prompt_tokens_cached_by_source_total"),
+           superseded_by="vllm:prompt_tokens_cached_by_source_total"),
     Native("vllm:external_prefix_cache_hits_total", requests.CACHED_TOKENS, {"source": "external_unspecified"},
-           unless="vllm:prompt_tokens_cached_by_source_total"),
-    Native("vllm:time_per_output_token_seconds", requests.INTER_TOKEN_LATENCY, unless="vllm:inter_token_latency_seconds"),
+           superseded_by="vllm:prompt_tokens_cached_by_source_total"),
+    Native("vllm:time_per_output_token_seconds", requests.INTER_TOKEN_LATENCY, superseded_by="vllm:inter_token_latency_seconds"),
     Native("vllm:request_queue_time_seconds", requests.PHASE_DURATION, {"phase": "queue"}),
     Native("vllm:request_prefill_time_seconds", requests.PHASE_DURATION, {"phase": "prefill"}),
     Native("vllm:request_decode_time_seconds", requests.PHASE_DURATION, {"phase": "decode"}),
-    Native("vllm:gpu_cache_usage_perc", cache.KV_USAGE, unless="vllm:kv_cache_usage_perc"),
+    Native("vllm:gpu_cache_usage_perc", cache.KV_USAGE, superseded_by="vllm:kv_cache_usage_perc"),
     Native("vllm:prefix_cache_queries_total", cache.PREFIX_QUERIES, {"tier": "local"}),
     Native("vllm:external_prefix_cache_queries_total", cache.PREFIX_QUERIES, {"tier": "external"}),
     Native("vllm:gpu_prefix_cache_queries_total", cache.PREFIX_QUERIES, {"tier": "local"},
-           unless="vllm:prefix_cache_queries_total"),
+           superseded_by="vllm:prefix_cache_queries_total"),
     Native("vllm:prefix_cache_hits_total", cache.PREFIX_HITS, {"tier": "local"}),
     Native("vllm:external_prefix_cache_hits_total", cache.PREFIX_HITS, {"tier": "external"}),
     Native("vllm:gpu_prefix_cache_hits_total", cache.PREFIX_HITS, {"tier": "local"},
-           unless="vllm:prefix_cache_hits_total"),
+           superseded_by="vllm:prefix_cache_hits_total"),
 )  # fmt: skip
 """What the catalogue's `native` does not say: metrics split by label, older names, what stands in for finer ones."""
 
 
 def _plain() -> Iterator[Native]:
     for metric in CATALOG:
-        if ONE_NAME.fullmatch(metric.native) and metric not in UNFIT:
-            stem = metric.native.removesuffix("_total")
-            yield Native(f"{stem}_total" if metric.kind == "counter" else metric.native, metric)
+        if ONE_NAME.fullmatch(metric.vllm_name) and metric not in UNFIT:
+            stem = metric.vllm_name.removesuffix("_total")
+            yield Native(f"{stem}_total" if metric.kind == "counter" else metric.vllm_name, metric)
 
 
 NATIVES = (*_plain(), *SPECIAL)
@@ -86,7 +86,7 @@ def why_missing(metric: Metric[Any]) -> str:
         return PARTLY.get(metric, "")
     if metric in GPU:
         return ""  # a sidecar samples them itself
-    if metric in itself.ITSELF:
+    if metric in self_metrics.SELF:
         of_plugin = metric.scope is not Scope.PROCESS or metric in OF_HOOKS
         return "the plugin counts it, and does not run in that vLLM" if of_plugin else ""
     if metric.scope is Scope.CONVENTION:

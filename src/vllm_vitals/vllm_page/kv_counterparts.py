@@ -79,9 +79,9 @@ UNTOLD: dict[Metric[Any], str] = {
 
 def _natives() -> Iterator[Native]:
     for connector, lists in LISTED.items():
-        unless = ONE_NIXL if connector == "NixlConnector" else ""
+        superseded_by = ONE_NIXL if connector == "NixlConnector" else ""
         for name, reported in lists.items():
-            yield from _of(name, connector, LISTS[reported], unless=unless)
+            yield from _of(name, connector, LISTS[reported], superseded_by=superseded_by)
     for name, rules in DESCRIBED.items():
         stem = name.removeprefix("vllm:").removesuffix("_total")
         total = "_total" if rules[0].metric.kind == "counter" else ""
@@ -89,7 +89,9 @@ def _natives() -> Iterator[Native]:
     for kind, fields in OPERATIONS.items():
         yield from _operations(kind, fields)
     for kind, rules in FAILED.items():
-        yield from _of("mooncake_store_operation_total", STORE, rules, where={"operation": kind}, but={"status": "ok"})
+        yield from _of(
+            "mooncake_store_operation_total", STORE, rules, where={"operation": kind}, zero_where={"status": "ok"}
+        )
 
 
 def _operations(kind: str, fields: Mapping[str, Rules]) -> Iterator[Native]:
@@ -99,7 +101,9 @@ def _operations(kind: str, fields: Mapping[str, Rules]) -> Iterator[Native]:
     for name, (reported, newer) in OLDER.items():
         if rules := fields.get(reported):
             (way,) = rules[0].labels
-            yield from _of(name, OFFLOADING, rules, where={"transfer_type": kind}, unless=f"vllm:{newer.format(way)}")
+            yield from _of(
+                name, OFFLOADING, rules, where={"transfer_type": kind}, superseded_by=f"vllm:{newer.format(way)}"
+            )
 
 
 def _of(name: str, connector: str, rules: Rules, **more: Any) -> Iterator[Native]:
@@ -107,13 +111,13 @@ def _of(name: str, connector: str, rules: Rules, **more: Any) -> Iterator[Native
     for metric, labels in rules:
         if (metric.kind == "counter") == name.endswith(("_total", "_sum")):
             told = dict(zip((label.name for label in metric.labels), (connector, *labels), strict=True))
-            bare = tuple(label for label, value in told.items() if value == OWN)
+            optional_labels = tuple(label for label, value in told.items() if value == OWN)
             fixed = {
                 label: WAYS.get(connector, "") if value == WAY else value
                 for label, value in told.items()
-                if label not in bare
+                if label not in optional_labels
             }
-            yield Native(f"vllm:{name}", metric, fixed, bare=bare, **more)
+            yield Native(f"vllm:{name}", metric, fixed, optional_labels=optional_labels, **more)
 
 
 OF_CONNECTORS = tuple(_natives())

@@ -63,16 +63,16 @@ def missing(metrics: Iterable[Metric[Any]], names: Collection[str] | None = None
 
 def _meant(native: Native, shown: Shown) -> Iterator[NativeSeries]:
     """Yield the series that a native means; none where the page has something better."""
-    if native.unless not in shown:
+    if native.superseded_by not in shown:
         for each in shown.get(native.name, ()):
             labels = set(each.labels)
             if each.kind == native.ours.kind and native.where.items() <= labels:
-                yield each._replace(value=0.0) if native.but.items() & labels else each
+                yield each._replace(value=0.0) if native.zero_where.items() & labels else each
 
 
 def _key(native: Native, series: NativeSeries) -> Key | None:
     """Return the values of our labels, `None` where the series does not tell one; who serves may go untold."""
-    told = dict.fromkeys(native.bare, "") | {RENAMED.get(name, name): value for name, value in series.labels}
+    told = dict.fromkeys(native.optional_labels, "") | {RENAMED.get(name, name): value for name, value in series.labels}
     told |= native.labels
     if any(label.name not in told for label in native.ours.labels):
         return None

@@ -8,7 +8,7 @@ from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError, shown
 from vllm_vitals._util.log import LOGGER, log_once
 from vllm_vitals._util.pacing import paced
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, engine
 from vllm_vitals.catalog.metric import Key
 from vllm_vitals.config.settings import NativeSettings
@@ -25,12 +25,12 @@ MOST_REASONS = 10
 class Poller:
     """Fetches on a thread of its own; of an outage each reason is told once, and its end."""
 
-    def __init__(self, collector: Collector, url: str, settings: NativeSettings) -> None:
-        self._collector = collector
+    def __init__(self, aggregator: Aggregator, url: str, settings: NativeSettings) -> None:
+        self._aggregator = aggregator
         self._shown = shown(url)
         self._interval = settings.interval
         self._page = Page(url, settings.timeout, Trust.of(settings))
-        self._source = NativeSource(collector.store)
+        self._source = NativeSource(aggregator.store)
         self._engines: set[Key] = set()
         self._failures = 0
         self._reason = ""
@@ -102,7 +102,7 @@ class Poller:
                     "No further reasons are logged until vLLM's own metrics can be had again; /readyz has the latest"
                 )
         self._failures += 1
-        self._collector.count_error("read")
+        self._aggregator.count_error("read")
         self._source.take((), time.time())
         self._say(set())
 
@@ -111,13 +111,13 @@ class Poller:
             LOGGER.info("vLLM's own metrics can be had again after %d failures", self._failures)
         self._failures = 0
         self._said.clear()
-        with self._collector.store.lock:
-            present = set(self._collector.store[engine.RUNNING].cells)
+        with self._aggregator.store.lock:
+            present = set(self._aggregator.store[engine.RUNNING].cells)
         self._engines |= present
         self._say(present)
 
     def _say(self, present: set[Key]) -> None:
         """Tell which of the engines that were ever on the page are there."""
-        with self._collector.store.lock:
+        with self._aggregator.store.lock:
             for scope in self._engines:
-                self._collector.store[engine.UP].number(scope).set(float(scope in present), time.time())
+                self._aggregator.store[engine.UP].number(scope).set(float(scope in present), time.time())

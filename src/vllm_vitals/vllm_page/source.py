@@ -8,7 +8,7 @@ from prometheus_client.core import Metric as NativeMetric
 from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog import Gauge, Metric
 from vllm_vitals.catalog.metric import Key
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.store import Store
 from vllm_vitals.vllm_page.corrections import Mapped, Place
 from vllm_vitals.vllm_page.mapping import mapped, relevant

@@ -9,10 +9,10 @@ from tests.live.prometheus import Prometheus
 from tests.live.pushes import MOVING
 from tests.live.server import fetch
 from tests.parity import Labels, Samples
-from vllm_vitals.catalog import CATALOG, Metric, cache, engine, itself
+from vllm_vitals.catalog import CATALOG, Metric, cache, engine, self_metrics
 
 SUFFIXES = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-OF_TIME = {engine.SATURATION, engine.IMBALANCE, cache.TIME_TO_FULL, itself.STEP_AGE}
+OF_TIME = {engine.SATURATION, engine.IMBALANCE, cache.TIME_TO_FULL, self_metrics.STEP_AGE}
 """Gauges that move while nothing happens."""
 
 

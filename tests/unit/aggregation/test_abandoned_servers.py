@@ -9,15 +9,15 @@ import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, Clock
 from vllm_vitals.aggregation import merge
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import AWAKE, LONGEST_HOLD, Merger
 from vllm_vitals.catalog.requests import ABANDONED
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.abandoned import SKEW
+from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW
 from vllm_vitals.records.step import Facts, Finished, Floats, Gap, Health, Record, Step
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 
-SETTLED = 2 * SKEW + AWAKE
+SETTLED = 2 * MAX_SERVER_SKEW + AWAKE
 """Seconds of silence, heard from all of them, after which the count is exact."""
 INTERVAL = 0.25
 """Seconds between two times that a server tells what it has."""
@@ -26,7 +26,7 @@ INTERVAL = 0.25
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (merge, sys.modules[Collector.__module__]):
+    for module in (merge, sys.modules[Aggregator.__module__]):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -44,8 +44,8 @@ class Servers:
     def __init__(self, clock: Clock, *names: str) -> None:
         self.clock = clock
         self.names: list[str] = []
-        self.collector = Collector(Settings())
-        self.merger = Merger(self.collector)
+        self.aggregator = Aggregator(Settings())
+        self.merger = Merger(self.aggregator)
         for name in names:
             self.join(name)
 
@@ -70,7 +70,7 @@ class Servers:
 
     @property
     def counted(self) -> float:
-        cell = self.collector.store[ABANDONED].cells.get((MODEL, "0"))
+        cell = self.aggregator.store[ABANDONED].cells.get((MODEL, "0"))
         return cell.value if isinstance(cell, NumberCell) else 0.0
 
 

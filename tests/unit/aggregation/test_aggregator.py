@@ -28,12 +28,12 @@ from tests.unit.builders import (
     request_stats,
     step,
 )
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.metric import Counter, Metric
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import CacheUse, Evictions, Finished, Health, Rejection, Sleep, Speculation, Step
-from vllm_vitals.store.cells import HistogramCell, NumberCell
+from vllm_vitals.store.series import HistogramCell, NumberCell
 
 INTERVAL = "vllm_step_interval_seconds"
 LATENCY = "vllm_request_inter_token_latency_seconds"
@@ -127,10 +127,10 @@ def test_kv_transfer_stages_go_to_zero_when_no_fetch_is_left() -> None:
 
 
 def test_free_tokens_are_capacity_times_the_unused_share() -> None:
-    collector = collect(facts(kv_cache_tokens=1000))
-    see = Sight(collector)
+    aggregator = collect(facts(kv_cache_tokens=1000))
+    see = Sight(aggregator)
     assert see("vllm_kv_cache_capacity", **ENGINE) == see("vllm_kv_cache_free", **ENGINE) == 1000
-    feed(collector, step(running=1, kv_cache_usage=0.25))
+    feed(aggregator, step(running=1, kv_cache_usage=0.25))
     assert see("vllm_kv_cache_free", **ENGINE) == 750
     assert see("vllm_kv_cache_usage_ratio", **ENGINE) == 0.25
 
@@ -172,69 +172,69 @@ def seen(see: Sight) -> list[float | None]:
 
 
 def test_gauges_of_an_engine_that_falls_silent_at_work_go_away_and_come_back(clock: Clock) -> None:
-    collector = collect(facts(kv_cache_tokens=100), stale_after=60)
-    see = Sight(collector)
-    feed(collector, step(clock.now, running=106, waiting=1, kv_cache_usage=0.9))
+    aggregator = collect(facts(kv_cache_tokens=100), stale_after=60)
+    see = Sight(aggregator)
+    feed(aggregator, step(clock.now, running=106, waiting=1, kv_cache_usage=0.9))
     clock.now += 59.5
     assert seen(see) == [106, 0.9, pytest.approx(10)]
     clock.now += 1
     assert seen(see) == [None, None, None]
     assert see("vllm_engine_requests_waiting", **ENGINE, reason="capacity") is None
     assert see("vllm_kv_cache_capacity", **ENGINE) == 100
-    feed(collector, step(clock.now, running=2, waiting=1, kv_cache_usage=0.5))
+    feed(aggregator, step(clock.now, running=2, waiting=1, kv_cache_usage=0.5))
     assert seen(see) == [2, 0.5, 50]
     clock.now += 61
     assert seen(see) == [None, None, None]
 
 
 def test_only_the_silent_engine_loses_its_gauges(clock: Clock) -> None:
-    collector = collect(step(clock.now, running=1), step(clock.now, engine="1", running=1))
+    aggregator = collect(step(clock.now, running=1), step(clock.now, engine="1", running=1))
     clock.now += 50
-    feed(collector, step(clock.now, engine="1", running=5))
+    feed(aggregator, step(clock.now, engine="1", running=5))
     clock.now += 11
-    see = Sight(collector)
+    see = Sight(aggregator)
     assert see.of_engine("vllm_engine_requests_running", "0") is None
     assert see.of_engine("vllm_engine_requests_running", "1") == 5
 
 
 def test_the_gauges_of_an_idle_engine_stay(clock: Clock) -> None:
-    collector = collect(facts(kv_cache_tokens=100), step(clock.now, running=0, kv_cache_usage=0.0))
+    aggregator = collect(facts(kv_cache_tokens=100), step(clock.now, running=0, kv_cache_usage=0.0))
     clock.now += 100_000
-    assert seen(Sight(collector)) == [0, 0, 100]
+    assert seen(Sight(aggregator)) == [0, 0, 100]
 
 
 def test_the_gauges_of_an_engine_that_never_worked_stay(clock: Clock) -> None:
-    collector = collect(facts(kv_cache_tokens=100))
+    aggregator = collect(facts(kv_cache_tokens=100))
     clock.now += 100_000
-    assert seen(Sight(collector)) == [0, 0, 100]
+    assert seen(Sight(aggregator)) == [0, 0, 100]
 
 
 def test_gauges_stay_for_ever_when_told_to(clock: Clock) -> None:
-    collector = collect(step(clock.now, running=7), stale_after=0)
+    aggregator = collect(step(clock.now, running=7), stale_after=0)
     clock.now += 100_000
-    assert Sight(collector)("vllm_engine_requests_running", **ENGINE) == 7
+    assert Sight(aggregator)("vllm_engine_requests_running", **ENGINE) == 7
 
 
 def test_gauges_do_not_stay_for_ever_when_an_engine_is_put_to_sleep_at_work(clock: Clock) -> None:
-    collector = collect(step(clock.now, running=106, kv_cache_usage=0.9), Sleep(MODEL, "0", "weights_offloaded"))
+    aggregator = collect(step(clock.now, running=106, kv_cache_usage=0.9), Sleep(MODEL, "0", "weights_offloaded"))
     clock.now += 100_000
-    see = Sight(collector)
+    see = Sight(aggregator)
     assert not see("vllm_engine_requests_running", **ENGINE)
     assert not see("vllm_kv_cache_usage_ratio", **ENGINE)
 
 
 def test_counters_stay_when_gauges_go(clock: Clock) -> None:
-    collector = collect(step(clock.now, running=1, iterated=True, generation_tokens=9))
+    aggregator = collect(step(clock.now, running=1, iterated=True, generation_tokens=9))
     clock.now += 61
-    assert Sight(collector)("vllm_tokens_generation_total", **ENGINE) == 9
+    assert Sight(aggregator)("vllm_tokens_generation_total", **ENGINE) == 9
 
 
 def test_the_age_of_the_latest_step(clock: Clock) -> None:
-    collector = collect(facts())
-    see = Sight(collector)
+    aggregator = collect(facts())
+    see = Sight(aggregator)
     clock.now += 5
     assert see("vitals_step_age_seconds", **ENGINE) == 5
-    feed(collector, step(clock.now, running=1))
+    feed(aggregator, step(clock.now, running=1))
     clock.now += 2
     assert see("vitals_step_age_seconds", **ENGINE) == 2
 
@@ -309,9 +309,9 @@ def test_our_buckets_win_over_vllms_and_vllms_over_the_default(
     "buckets", [{"step": [2.0, 1.0]}, {"step": [math.nan]}, {"step": []}, {"no_such": [1.0]}, {"step": [1.0] * 1000}]
 )
 def test_buckets_that_are_none_cost_nothing_else(buckets: dict[str, list[float]]) -> None:
-    collector = collect(buckets={"time_to_first_token": [7]})
-    collector.add([facts("0", buckets={**buckets, "request_latency": [3.0]}), facts("1"), step(running=1)])
-    see = Sight(collector)
+    aggregator = collect(buckets={"time_to_first_token": [7]})
+    aggregator.add([facts("0", buckets={**buckets, "request_latency": [3.0]}), facts("1"), step(running=1)])
+    see = Sight(aggregator)
     assert see.of_engine("vllm_engine_up", "0") == see.of_engine("vllm_engine_up", "1") == 1
     assert see("vitals_steps_total", **ENGINE) == 1
     assert see.edges(INTERVAL, "0") == see.edges(INTERVAL, "1") != []
@@ -320,9 +320,9 @@ def test_buckets_that_are_none_cost_nothing_else(buckets: dict[str, list[float]]
 
 
 def test_our_buckets_hold_for_metrics_of_the_process_and_of_engines_without_facts() -> None:
-    collector = collect(step(1.0, running=1), step(2.0, running=1), buckets={"step": [5], "export": [7]})
-    collector.export("prometheus", 0.1)
-    see = Sight(collector)
+    aggregator = collect(step(1.0, running=1), step(2.0, running=1), buckets={"step": [5], "export": [7]})
+    aggregator.export("prometheus", 0.1)
+    see = Sight(aggregator)
     assert see.edges(INTERVAL) == ["5.0", "+Inf"]
     assert see.edges("vitals_export_duration_seconds") == ["7.0", "+Inf"]
 
@@ -339,20 +339,20 @@ def explode(_: Any) -> float:
     raise RuntimeError("boom")
 
 
-def with_bad_metric(of: type) -> Collector:
-    bad: Metric[Any] = Counter("vllm.bad", "", "Bad.", of=of, read=explode)
-    return Collector(Settings(), (bad, *CATALOG))
+def with_bad_metric(of: type) -> Aggregator:
+    bad: Metric[Any] = Counter("vllm.bad", "", "Bad.", record=of, read=explode)
+    return Aggregator(Settings(), (bad, *CATALOG))
 
 
 @pytest.mark.parametrize("of", [Step, Finished])
 def test_a_read_that_raises_costs_only_its_own_metric_and_is_counted(
     of: type, caplog: pytest.LogCaptureFixture
 ) -> None:
-    collector = with_bad_metric(of)
+    aggregator = with_bad_metric(of)
     for _ in range(3):
-        feed(collector, finished(Finished("stop", duration=1.0), generation_tokens=2, running=1))
-        collector.refresh()
-    see = Sight(collector)
+        feed(aggregator, finished(Finished("stop", duration=1.0), generation_tokens=2, running=1))
+        aggregator.refresh()
+    see = Sight(aggregator)
     assert see("vllm_tokens_generation_total", **ENGINE) == 6
     assert see("vllm_request_duration_seconds_count", **ENGINE) == 3
     assert see("vllm_bad_total", **ENGINE) is None
@@ -390,10 +390,10 @@ def test_health_adds_up() -> None:
 
 
 def test_exports_are_counted() -> None:
-    collector = collect()
+    aggregator = collect()
     for duration in (0.5, 0.25, None):
-        collector.export("prometheus", duration)
-    see = Sight(collector)
+        aggregator.export("prometheus", duration)
+    see = Sight(aggregator)
     assert see("vitals_exports_total", exporter="prometheus") == 2
     assert see("vitals_exports_failed_total", exporter="prometheus") == 1
     assert see("vitals_export_duration_seconds_sum", exporter="prometheus") == 0.75
@@ -594,11 +594,11 @@ def test_an_aborted_request_without_a_token_is_counted_but_has_no_latencies(
 
 def test_exemplars_are_capped_with_the_name_of_their_label() -> None:
     request = Finished("stop", duration=0.7, request_id="r" * 500)
-    collector = collect(finished(request), exemplars=True)
-    collector.refresh()
+    aggregator = collect(finished(request), exemplars=True)
+    aggregator.refresh()
     shown = [
         exemplar
-        for family in collector.store
+        for family in aggregator.store
         for cell in family.cells.values()
         if isinstance(cell, HistogramCell)
         for exemplar in cell.exemplars.values()
@@ -608,9 +608,9 @@ def test_exemplars_are_capped_with_the_name_of_their_label() -> None:
 
 
 def test_no_exemplars_unless_asked_for() -> None:
-    collector = collect(finished(Finished("stop", duration=0.7, request_id="r")))
-    collector.refresh()
-    cells = [cell for family in collector.store for cell in family.cells.values()]
+    aggregator = collect(finished(Finished("stop", duration=0.7, request_id="r")))
+    aggregator.refresh()
+    cells = [cell for family in aggregator.store for cell in family.cells.values()]
     assert not any(cell.exemplars for cell in cells if isinstance(cell, HistogramCell))
 
 
@@ -638,11 +638,11 @@ steps = st.builds(
 )  # fmt: skip
 
 
-def cumulative(collector: Collector) -> dict[tuple[str, ...], tuple[float, ...]]:
+def cumulative(aggregator: Aggregator) -> dict[tuple[str, ...], tuple[float, ...]]:
     """Return every counter's value, and every histogram's counts and sum."""
-    collector.refresh()
+    aggregator.refresh()
     held = {}
-    for family in collector.store:
+    for family in aggregator.store:
         for key, cell in family.cells.items():
             if isinstance(cell, HistogramCell):
                 held[(family.metric.name, *key)] = (*cell.counts, cell.total)
@@ -661,12 +661,12 @@ believable = st.builds(
 )  # fmt: skip
 
 
-def gauges(collector: Collector) -> dict[tuple[str, ...], float]:
+def gauges(aggregator: Aggregator) -> dict[tuple[str, ...], float]:
     """Return the value of every gauge of an engine."""
-    collector.refresh()
+    aggregator.refresh()
     return {
         (family.metric.name, *key): cell.value
-        for family in collector.store
+        for family in aggregator.store
         for key, cell in family.cells.items()
         if isinstance(cell, NumberCell) and family.metric.kind == "gauge" and family.metric.name.startswith("vllm.")
     }
@@ -689,14 +689,14 @@ def test_records_together_count_as_one_by_one(records: list[Any]) -> None:
 @given(st.lists(steps, max_size=6))
 @examples(40)
 def test_counters_and_histograms_never_go_down(records: list[Step]) -> None:
-    collector = collect()
-    before = cumulative(collector)
+    aggregator = collect()
+    before = cumulative(aggregator)
     for record in records:
-        feed(collector, record)
-        after = cumulative(collector)
+        feed(aggregator, record)
+        after = cumulative(aggregator)
         assert before.keys() <= after.keys()
         for key, values in before.items():
             assert all(new >= old for old, new in zip(values, after[key], strict=True)), key
         assert all(math.isfinite(value) for values in after.values() for value in values)
         before = after
-    assert cumulative(collector).get(("vitals.errors", "collect"), (0.0,)) == (0.0,)
+    assert cumulative(aggregator).get(("vitals.errors", "collect"), (0.0,)) == (0.0,)

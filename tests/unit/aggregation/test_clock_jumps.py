@@ -13,15 +13,15 @@ from tests.unit.builders import AGE, Clock, facts
 from vllm_vitals._util import clock as clocks
 from vllm_vitals.aggregation import aggregator as collectors
 from vllm_vitals.aggregation import merge
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
 from vllm_vitals.catalog.engine import RUNNING, UP
-from vllm_vitals.catalog.itself import STEP_AGE
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.catalog.requests import GENERATION_TOKENS
+from vllm_vitals.catalog.self_metrics import STEP_AGE
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Sleep, Step
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 from vllm_vitals.transport import processes
 
 SOURCE = Path(vllm_vitals.__file__).parent
@@ -54,10 +54,10 @@ JUMPS = st.lists(
 )
 
 
-def shown(collector: Collector, metric: Metric[Any]) -> float | None:
+def shown(aggregator: Aggregator, metric: Metric[Any]) -> float | None:
     """Return what an exporter reads of the engine, `None` where there is nothing."""
-    collector.refresh()
-    cell = collector.store[metric].cells.get(("m", "0"))
+    aggregator.refresh()
+    cell = aggregator.store[metric].cells.get(("m", "0"))
     return cell.value if isinstance(cell, NumberCell) else None
 
 
@@ -69,8 +69,8 @@ def test_no_number_follows_the_hosts_clock(told: list[tuple[str, float, float, i
     with pytest.MonkeyPatch.context() as patched:
         for module in (collectors, merge, clocks):
             patched.setattr(module, "time", host)
-        collector = Collector(Settings(stale_after=STALE_AFTER))
-        merger = Merger(collector)
+        aggregator = Aggregator(Settings(stale_after=STALE_AFTER))
+        merger = Merger(aggregator)
         for process in ("0", "1"):
             merger.take(process, [facts(), Sleep("m", "0", "awake")], host.now)
         tokens = 0
@@ -82,17 +82,17 @@ def test_no_number_follows_the_hosts_clock(told: list[tuple[str, float, float, i
             merger.take(process, [made], clock)
             host.now += LATER
             merger.settle()
-            assert shown(collector, GENERATION_TOKENS) == tokens
-            assert shown(collector, RUNNING) == count
-            assert shown(collector, UP) == 1
-            assert shown(collector, STEP_AGE) == pytest.approx(LATER)
+            assert shown(aggregator, GENERATION_TOKENS) == tokens
+            assert shown(aggregator, RUNNING) == count
+            assert shown(aggregator, UP) == 1
+            assert shown(aggregator, STEP_AGE) == pytest.approx(LATER)
         host.wall += 10 * STALE_AFTER
-        assert shown(collector, RUNNING) == count
+        assert shown(aggregator, RUNNING) == count
         host.now += STALE_AFTER
         host.wall -= 20 * STALE_AFTER
-        left = shown(collector, RUNNING)
+        left = shown(aggregator, RUNNING)
         assert left == (None if count else 0), "silent in the middle of work, by the monotonic clock"
-        assert shown(collector, GENERATION_TOKENS) == tokens
+        assert shown(aggregator, GENERATION_TOKENS) == tokens
 
 
 def test_a_process_is_gone_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, facts, feed, step
 from tests.unit.engine.test_limiter import LIMITERS
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.cost import STATES
 from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.settings import PriceSettings, Settings
@@ -23,22 +23,22 @@ EURO = {"currency": "EUR"}
 PAGE = Path(__file__).parents[3] / "docs" / "cost.md"
 
 
-def priced(per_gpu_hour: float = 3.6, currency: str = "EUR") -> Collector:
+def priced(per_gpu_hour: float = 3.6, currency: str = "EUR") -> Aggregator:
     """Return a collector of GPUs at a tenth of a cent per second."""
-    return Collector(Settings(price=PriceSettings(per_gpu_hour=per_gpu_hour, currency=currency)))
+    return Aggregator(Settings(price=PriceSettings(per_gpu_hour=per_gpu_hour, currency=currency)))
 
 
-def by_state(collector: Collector, name: str, engine: str = "0", **labels: str) -> dict[str, float | None]:
-    see = Sight(collector)
+def by_state(aggregator: Aggregator, name: str, engine: str = "0", **labels: str) -> dict[str, float | None]:
+    see = Sight(aggregator)
     return {state: see.of_engine(name, engine, state=state, **labels) for state in STATES}
 
 
-def work(collector: Collector, engine: str = "0") -> None:
+def work(aggregator: Aggregator, engine: str = "0") -> None:
     """Let an engine be idle for 1 s, busy for 4 s, asleep for 3 s and idle for 2 s, from 100 s on."""
-    feed(collector, step(101.0, engine=engine, running=1), step(103.0, engine=engine, running=2, waiting=3))
-    feed(collector, step(105.0, engine=engine, running=0))
-    feed(collector, Sleep(MODEL, engine, "discard_all", 105.0), Sleep(MODEL, engine, "awake", 108.0))
-    collector.flush(110.0)
+    feed(aggregator, step(101.0, engine=engine, running=1), step(103.0, engine=engine, running=2, waiting=3))
+    feed(aggregator, step(105.0, engine=engine, running=0))
+    feed(aggregator, Sleep(MODEL, engine, "discard_all", 105.0), Sleep(MODEL, engine, "awake", 108.0))
+    aggregator.flush(110.0)
 
 
 def sample(clock: float, *readings: Reading) -> Sample:
@@ -54,7 +54,7 @@ def reading(joules: float | None, number: int = 0, engine: str = "0", **said: An
 
 
 def test_all_time_counts_once_for_each_gpu(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(gpus=4))
     assert by_state(mine, GPU_TIME) == {"busy": 0, "idle": 0, "asleep": 0}
     work(mine)
@@ -66,7 +66,7 @@ def test_all_time_counts_once_for_each_gpu(clock: Clock) -> None:
 
 
 def test_each_engine_has_its_own(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts("0", gpus=1), facts("1", gpus=2))
     work(mine, "1")
     assert by_state(mine, GPU_TIME, "0") == {"busy": 0, "idle": 10.0, "asleep": 0}
@@ -98,7 +98,7 @@ def test_time_costs_what_the_price_says(clock: Clock) -> None:
 
 
 def test_without_a_price_there_is_no_money(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(gpus=4))
     work(mine)
     cached = Finished("stop", duration=2.0, prefill=1.0, input_tokens=150, cached_tokens=50, output_tokens=1)
@@ -124,7 +124,7 @@ def test_cached_tokens_save_what_their_prefill_would_have_cost(clock: Clock) -> 
 def test_costs_per_token_follow_for_any_window(clock: Clock) -> None:
     """The ratios of docs/cost.md: per million tokens, per million good ones, of bad ones, idle share."""
     slos = [{"name": "fast", "target": 0.9, "e2e": 5.0}]
-    mine = Collector(Settings.model_validate({"price": {"per_gpu_hour": 3.6}, "slos": slos}))
+    mine = Aggregator(Settings.model_validate({"price": {"per_gpu_hour": 3.6}, "slos": slos}))
     feed(mine, facts(gpus=2), step(100.0, running=4))
     ended = [Finished("stop", duration=seconds, decode=0.1, output_tokens=100) for seconds in (1.0, 2.0, 3.0, 9.0)]
     feed(mine, step(108.0, running=0, generation_tokens=400, finished=tuple(ended)))
@@ -167,7 +167,7 @@ def test_currencies_are_codes() -> None:
 
 
 def test_the_energy_of_all_gpus_of_an_engine_is_divided_by_what_it_did(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(gpus=2))
     feed(mine, sample(100.0, reading(0.0), reading(0.0, 1)))
     feed(mine, sample(101.0, reading(50.0), reading(70.0, 1)))  # idle at 120 W
@@ -182,7 +182,7 @@ def test_the_energy_of_all_gpus_of_an_engine_is_divided_by_what_it_did(clock: Cl
 
 
 def test_energy_asleep_is_told_apart(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(gpus=1), Sleep(MODEL, "0", "weights_offloaded", 100.0))
     feed(mine, sample(101.0, reading(30.0)), sample(102.0, reading(40.0)))
     mine.flush(102.0)
@@ -191,7 +191,7 @@ def test_energy_asleep_is_told_apart(clock: Clock) -> None:
 
 
 def test_each_engine_has_the_energy_of_its_own_gpus(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts("0", gpus=1), facts("1", gpus=1))
     feed(mine, sample(101.0, reading(10.0), reading(20.0, 1, "1"), reading(40.0, 2, ""), reading(80.0, 3, "9")))
     mine.flush(101.0)
@@ -208,7 +208,7 @@ def test_each_engine_has_the_energy_of_its_own_gpus(clock: Clock) -> None:
 def test_gpus_of_nobody_are_those_of_the_one_engine_that_has_as_many(
     engines: int, gpus: int, parent: str, expected: float | None, clock: Clock
 ) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, *(facts(str(engine), gpus=gpus) for engine in range(engines)))
     other = Reading(Gpu("GPU-1", parent=parent), energy=20.0)
     feed(mine, sample(101.0, reading(10.0, engine=""), other))
@@ -218,7 +218,7 @@ def test_gpus_of_nobody_are_those_of_the_one_engine_that_has_as_many(
 
 
 def test_gpus_that_do_not_tell_their_energy_make_no_series(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(gpus=1), sample(101.0, reading(None)))
     mine.flush(101.0)
     assert Sight(mine).labels(ENERGY) == []

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.builders import AGE, ENGINE, EPOCH, MODEL, Clock, Sight
 from vllm_vitals.aggregation import merge
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.config.settings import PerfSettings, Settings
@@ -24,7 +24,7 @@ LIMITERS = LIMITED.labels[0].values
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (merge, sys.modules[Collector.__module__]):
+    for module in (merge, sys.modules[Aggregator.__module__]):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -38,9 +38,9 @@ class Servers:
 
     def __init__(self, clock: Clock, *engines: str, of_b: tuple[str, ...] | None = None) -> None:
         self.clock = clock
-        self.collector = Collector(Settings(perf=PerfSettings(peak_flops=100e9)))
-        self.merger = Merger(self.collector)
-        self.see = Sight(self.collector)
+        self.aggregator = Aggregator(Settings(perf=PerfSettings(peak_flops=100e9)))
+        self.merger = Merger(self.aggregator)
+        self.see = Sight(self.aggregator)
         for name, own in (("a", engines), ("b", of_b or engines)):
             facts = [Facts(MODEL, engine, max_num_seqs=8, precisions=("bf16",)) for engine in own]
             self.merger.take(name, facts, 0.0)

@@ -4,13 +4,13 @@ import random
 from types import SimpleNamespace
 
 from tests.unit.builders import EPOCH, MODEL
-from vllm_vitals.aggregation.aggregator import Collector
-from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
+from vllm_vitals.aggregation.aggregator import Aggregator
+from vllm_vitals.catalog.cache import LORA_REQUESTS, MAX_ADAPTERS
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.records.step import OTHER
-from vllm_vitals.store.cells import NumberCell
+from vllm_vitals.store.series import NumberCell
 from vllm_vitals.vllm.reader import Reader
 
 Requests = dict[str, int]
@@ -26,7 +26,7 @@ class Places:
     def shown(self, running: Requests, waiting: Requests) -> dict[tuple[str, str], float]:
         there = list(dict.fromkeys([*running, *waiting]))
         self._taken = [name for name in self._taken if name in there]
-        free = ADAPTERS - len(self._taken)
+        free = MAX_ADAPTERS - len(self._taken)
         self._taken += [name for name in there if name not in self._taken][:free]
         found: dict[tuple[str, str], float] = {}
         for state, requests in (("running", running), ("waiting", waiting)):
@@ -59,21 +59,21 @@ def test_every_adapter_is_counted_and_nothing_stays(effort: str) -> None:
 
 def live(seed: int) -> None:
     """Go through the steps of one traffic, which is told by its number."""
-    collector = Collector(Settings())
+    aggregator = Aggregator(Settings())
     reader = Reader(MODEL, lambda *_: None)
-    renderers = [Renderer(collector.store, openmetrics=openmetrics) for openmetrics in (False, True)]
-    builder = PointBuilder(collector.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0)
-    family, places = collector.store[LORA_REQUESTS], Places()
+    renderers = [Renderer(aggregator.store, openmetrics=openmetrics) for openmetrics in (False, True)]
+    builder = PushBuilder(aggregator.store, temporality="delta", exponential=False, started=EPOCH, fresh=60.0)
+    family, places = aggregator.store[LORA_REQUESTS], Places()
     seen: set[str] = set()
     crowded = 0
     for number, (running, waiting) in enumerate(traffic(seed)):
         stats = SimpleNamespace(num_running_reqs=1, running_lora_adapters=running, waiting_lora_adapters=waiting)
-        collector.add(reader.read([(float(number), stats, None, None, 0)], EPOCH))
+        aggregator.add(reader.read([(float(number), stats, None, None, 0)], EPOCH))
         expected = places.shown(running, waiting)
         cells = {key[2:]: cell.value for key, cell in family.cells.items() if isinstance(cell, NumberCell)}
         assert cells == expected
         assert sum(cells.values()) == sum(running.values()) + sum(waiting.values())
-        assert len({name for name, _ in cells} - {OTHER}) <= ADAPTERS
+        assert len({name for name, _ in cells} - {OTHER}) <= MAX_ADAPTERS
         seen |= {*running, *waiting}
         crowded += (OTHER, "running") in cells
         if number % 10 == 0:
@@ -86,7 +86,7 @@ def live(seed: int) -> None:
     assert crowded > 100
     assert not family.cells or number % 100 >= 25
     # A last quiet step: all places are free again, and nobody remembers those who had one.
-    collector.add(reader.read([(1e6, SimpleNamespace(num_running_reqs=0), None, None, 0)], EPOCH))
+    aggregator.add(reader.read([(1e6, SimpleNamespace(num_running_reqs=0), None, None, 0)], EPOCH))
     assert family.cells == {}
     assert [len(known) for known in family._seen] == [0, 0]
     for renderer in renderers:

@@ -9,7 +9,7 @@ from msgspec.msgpack import encode
 
 from tests.unit.builders import AGE, ENGINE, EPOCH, MODEL, Clock, Sight
 from vllm_vitals.aggregation import merge
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Dialect, Facts, Gone, Health, Sleep, Step, Unread
@@ -32,9 +32,9 @@ class Deployment:
     """A merger before a collector, and what a scrape shows of them."""
 
     def __init__(self) -> None:
-        self.collector = Collector(Settings())
-        self.merger = Merger(self.collector)
-        self.see = Sight(self.collector)
+        self.aggregator = Aggregator(Settings())
+        self.merger = Merger(self.aggregator)
+        self.see = Sight(self.aggregator)
 
     def join(self, *processes: str, engines: tuple[str, ...] = ("0",), startup: float = 1.0) -> "Deployment":
         for process in processes:
@@ -166,7 +166,7 @@ def test_a_backlog_that_comes_late_moves_no_interval_and_leaves_an_idle_engine_i
     both.merger.take("b", second, 60.0)
     assert both.running() == 0
     assert both.see("vllm_step_interval_seconds_sum", **ENGINE) == 8
-    assert not both.collector._engines[MODEL, "0"].holds_requests
+    assert not both.aggregator._engines[MODEL, "0"].holds_requests
 
 
 def test_an_engines_last_steps_come_before_its_end(clock: Clock) -> None:

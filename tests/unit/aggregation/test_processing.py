@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.builders import AGE, EPOCH, MODEL, Sight
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.vllm.reader import Reader
 
@@ -95,15 +95,15 @@ def test_a_step_without_outputs_has_none() -> None:
 
 
 def test_it_is_observed_once_for_each_step_with_outputs() -> None:
-    collector = Collector(Settings())
+    aggregator = Aggregator(Settings())
     reader = Reader(MODEL, lambda *_: None, born=NOW - AGE)
     scheduler = SimpleNamespace(num_running_reqs=1)
     calls: list[Any] = [
         (NOW + number, scheduler, None if number == 2 else stats(EPOCH + NOW + number - taken), None, 0)
         for number, taken in enumerate((0.0005, 0.004, 9.0, 0.25, -1.0))
     ]
-    collector.add(reader.read(calls, EPOCH))
-    see = Sight(collector)
+    aggregator.add(reader.read(calls, EPOCH))
+    see = Sight(aggregator)
     name = "vllm_step_processing_duration_seconds"
     assert see.of_engine(f"{name}_count") == 3
     assert see.of_engine(f"{name}_sum") == pytest.approx(0.2545, abs=1e-5)

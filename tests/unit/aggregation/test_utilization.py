@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.aggregation.test_cost import reading, sample
 from tests.unit.builders import ENGINE, MODEL, Clock, Sight, facts, feed, step
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import PerfSettings, Settings
 from vllm_vitals.engine.utilization import Rate
 from vllm_vitals.records.gpu import Gpu, Reading
@@ -18,24 +18,24 @@ MFU, TRAFFIC = "vllm_perf_mfu_ratio", "vllm_perf_memory_traffic_utilization_rati
 GAUGES = (FLOPS_LIMIT, TRAFFIC_LIMIT, MFU, TRAFFIC)
 
 
-def measured(**fields: Any) -> Collector:
+def measured(**fields: Any) -> Aggregator:
     """Return a collector whose engine works with a GPU's metrics on."""
-    mine = Collector(Settings(perf=PerfSettings(**fields)))
+    mine = Aggregator(Settings(perf=PerfSettings(**fields)))
     feed(mine, facts("0", "mfu", gpus=1, precisions=("bf16",)))
     return mine
 
 
-def load(collector: Collector, since: float, seconds: int, flops: int, traffic: int) -> None:
+def load(aggregator: Aggregator, since: float, seconds: int, flops: int, traffic: int) -> None:
     """Let the engine make ten steps per second from `since` on."""
     moved = {"read": traffic * 3 // 4, "write": traffic // 4}
     for tenth in range(1, seconds * 10 + 1):
-        feed(collector, step(since + tenth / 10, running=1, flops=flops, memory_traffic=moved))
-    collector.flush(since + seconds)
+        feed(aggregator, step(since + tenth / 10, running=1, flops=flops, memory_traffic=moved))
+    aggregator.flush(since + seconds)
 
 
-def seen(collector: Collector) -> list[float | None]:
-    collector.refresh()
-    see = Sight(collector)
+def seen(aggregator: Aggregator) -> list[float | None]:
+    aggregator.refresh()
+    see = Sight(aggregator)
     return [see(name, **ENGINE) for name in GAUGES]
 
 
@@ -92,7 +92,7 @@ def test_a_setting_wins_over_what_is_known(clock: Clock) -> None:
 
 
 def test_an_engine_that_estimates_nothing_has_no_series(clock: Clock) -> None:
-    mine = Collector(Settings(perf=PerfSettings(peak_flops=1e12, peak_bandwidth=1e12)))
+    mine = Aggregator(Settings(perf=PerfSettings(peak_flops=1e12, peak_bandwidth=1e12)))
     feed(mine, facts(gpus=1), sample(100.0, reading(0.0)), step(101.0, running=1))
     mine.flush(200.0)
     assert seen(mine) == [None] * 4
@@ -104,8 +104,8 @@ def test_an_engine_that_estimates_nothing_has_no_series(clock: Clock) -> None:
     [((Reading(Gpu("a", "NVIDIA H300"), model=MODEL, engine="0"),), "'NVIDIA H300'"),
      ((Reading(Gpu("a", "NVIDIA H200 MIG 1g.18gb", parent="b"), model=MODEL, engine="0"),), "'NVIDIA H200 MIG 1g.18gb, a part of a GPU'"),
      ((Reading(Gpu("a", "AMD Instinct MI300X", parent="b"), model=MODEL, engine="0"),), "'AMD Instinct MI300X, a part of a GPU'"),
-     ((reading(0.0), Reading(Gpu("b", "NVIDIA L4"), model=MODEL, engine="0")), "GPUs that do not say which they are"),
-     ((), "GPUs that do not say which they are")],
+     ((reading(0.0), Reading(Gpu("b", "NVIDIA L4"), model=MODEL, engine="0")), "GPUs of unknown name"),
+     ((), "GPUs of unknown name")],
 )  # fmt: skip
 def test_what_is_not_known_is_not_guessed_but_said(
     readings: tuple[Reading, ...], said: str, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -126,13 +126,13 @@ def test_what_is_not_known_is_not_guessed_but_said(
 
 
 def test_a_precision_that_is_not_known_is_said(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts("0", "mfu", gpus=1, precisions=()), sample(100.0, reading(0.0)))
     with caplog.at_level(logging.WARNING, logger="vllm.vitals"):
         load(mine, 100.0, 40, flops=1, traffic=1)
         assert seen(mine)[:3] == [None, 4800e9, None]
     (line,) = caplog.messages
-    assert "a precision that the configuration does not tell" in line
+    assert "an unknown precision" in line
     assert line.endswith("set perf.peak_flops (VITALS_PERF__PEAK_FLOPS)")
     assert clock.now == 100.0
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.catalog.buckets import FAMILIES, MOST_BOUNDS, OURS, TOKENS, VLLM, check, one_two_five, plan
+from vllm_vitals.catalog.buckets import FAMILIES, MAX_BOUNDS, OURS, TOKENS, VLLM, check, one_two_five, plan
 
 DEFAULT_LENGTH = 131072
 
@@ -51,7 +51,7 @@ def test_the_conventions_buckets_are_those_it_advises() -> None:
 WRONG: list[tuple[str, list[Any], tuple[str, ...]]] = [
     ("stepp", [1.0], ("stepp", "step", "request_latency")),
     ("step", [], ("step", "0 bounds", "1 to 200")),
-    ("step", list(range(MOST_BOUNDS + 1)), ("step", "201", "200")),
+    ("step", list(range(MAX_BOUNDS + 1)), ("step", "201", "200")),
     ("step", [1.0, math.inf], ("step", "inf", "finite")),
     ("step", [math.nan], ("step", "nan", "finite")),
     ("step", [1.0, 3.0, 2.0], ("step", "[1.0, 3.0, 2.0]", "ascend")),
@@ -70,7 +70,7 @@ def test_errors_name_the_family_the_value_and_what_is_allowed(
 
 
 def test_the_most_bounds_are_allowed() -> None:
-    assert len(check("step", list(range(MOST_BOUNDS)))) == MOST_BOUNDS
+    assert len(check("step", list(range(MAX_BOUNDS)))) == MAX_BOUNDS
 
 
 def test_a_plan_has_every_family_as_floats() -> None:

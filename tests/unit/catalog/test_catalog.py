@@ -141,7 +141,7 @@ def test_since_is_a_release() -> None:
 
 def natives(metric: Metric[Any]) -> set[str]:
     """Return vLLM's names for a metric; `{a,b}` and `[optional]` stand for several."""
-    name = metric.native.removeprefix("vllm:")
+    name = metric.vllm_name.removeprefix("vllm:")
     if braced := re.search(r"\{(.*)\}", name):
         return {name.replace(braced[0], word) for word in braced[1].split(",")}
     if optional := re.search(r"\[(.*)\]", name):
@@ -151,27 +151,27 @@ def natives(metric: Metric[Any]) -> set[str]:
 
 def test_native_names_exist_in_vllm() -> None:
     known = {*VLLM_COUNTERS, *VLLM_GAUGES, *VLLM_HISTOGRAMS}
-    assert not broken(lambda m: m.native == "" or m.native.startswith("vllm:"))
+    assert not broken(lambda m: m.vllm_name == "" or m.vllm_name.startswith("vllm:"))
     assert not broken(lambda m: natives(m) <= known)
 
 
 def says_something(metric: Metric[Any]) -> bool:
     """Tell whether a metric reads anything but zeros from an empty record."""
-    read = reader(metric.read)(EMPTY[metric.of])
+    read = reader(metric.read)(EMPTY[metric.record])
     values = read.values() if isinstance(read, Mapping) else [read]
     return any(bool(np.any(np.nan_to_num(value))) for value in values if value is not None)
 
 
 def test_reading_an_empty_record_says_nothing_that_is_not_zero() -> None:
     always = ("vllm.requests.finished", "vllm.engine.info")
-    read = [metric for metric in CATALOG if metric.of not in (None, Sleep, Rejection) and metric.name not in always]
+    read = [metric for metric in CATALOG if metric.record not in (None, Sleep, Rejection) and metric.name not in always]
     assert not broken(lambda m: not says_something(m), read)
 
 
 def test_ceilings_can_be_read() -> None:
-    with_ceiling = [metric for metric in CATALOG if isinstance(metric, Histogram) and metric.ceiling]
+    with_ceiling = [metric for metric in CATALOG if isinstance(metric, Histogram) and metric.max_from_record]
     assert with_ceiling
-    assert not broken(lambda m: np.all(reader(m.ceiling)(EMPTY[m.of]) >= 0), with_ceiling)
+    assert not broken(lambda m: np.all(reader(m.max_from_record)(EMPTY[m.record]) >= 0), with_ceiling)
 
 
 def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
@@ -184,7 +184,7 @@ def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
         MEMORY_TRAFFIC_UTILIZATION,
         USAGE,
     )  # by the collector, of steps
-    assert not broken(lambda m: m.momentary == (m.of is Step or m in kept), gauges)
+    assert not broken(lambda m: m.expires == (m.record is Step or m in kept), gauges)
 
 
 def test_a_scope_holds_its_labels() -> None:

@@ -44,7 +44,7 @@ def free():
 @contextmanager
 def exporter(host, problem=None, ended=None):
     problem = problem or host.feed.problem
-    made = PrometheusExporter(host.collector, host.settings.prometheus, problem, CollectorRegistry, ended)
+    made = PrometheusExporter(host.aggregator, host.settings.prometheus, problem, CollectorRegistry, ended)
     made.start()
     deadline = time.monotonic() + 20
     while not made.ports and time.monotonic() < deadline:

@@ -15,8 +15,8 @@ from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor import otlp as check
 from vllm_vitals.cli.doctor.finding import Finding, Status
 from vllm_vitals.cli.doctor.launch import Launch
-from vllm_vitals.exporters.otlp.answer import NOT_READ
 from vllm_vitals.exporters.otlp.peer import locate
+from vllm_vitals.exporters.otlp.response import UNREADABLE
 from vllm_vitals.exporters.otlp.target import Target
 
 SECRET = "t0p-s3cret"  # noqa: S105
@@ -219,7 +219,7 @@ def test_the_other_protocol(kind: Any, protocol: str, monkeypatch: pytest.Monkey
         (HttpReceiver(Reply(400)), Status.FAIL, "HTTP 400", "receiver's log"),
         (HttpReceiver(Reply(503)), Status.WARN, "HTTP 503", "loses nothing"),
         (HttpReceiver(Reply(body=otlp.partial(3, "odd").SerializeToString())), Status.WARN, "odd", "documentation"),
-        (HttpReceiver(Reply(body=b"<p>", type="text/html")), Status.WARN, "answered with a web page", "documentation"),
+        (HttpReceiver(Reply(body=b"<p>", type="text/html")), Status.WARN, "the answer is a web page", "documentation"),
         (GrpcReceiver(Refusal(grpc.StatusCode.PERMISSION_DENIED)), Status.FAIL, "PERMISSION_DENIED", "HEADERS"),
         (
             GrpcReceiver(Refusal(grpc.StatusCode.UNIMPLEMENTED)),
@@ -244,7 +244,7 @@ def test_a_peer_that_takes_a_push_and_never_comes_to_an_end(talk: Any) -> None:
     with otlp.peer(talk) as endpoint:
         states, found, _ = ends(look(endpoint=endpoint, timeout=0.3))
     assert states == ["ok", "ok", "ok", "warn"]
-    assert NOT_READ in found
+    assert UNREADABLE in found
 
 
 def test_a_peer_that_does_not_answer() -> None:

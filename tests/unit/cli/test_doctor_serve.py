@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from vllm_vitals.catalog.itself import DETACHED
+from vllm_vitals.catalog.self_metrics import DETACHED
 from vllm_vitals.cli.doctor import CHECKS
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import CommandError, Launch, parse

@@ -48,7 +48,7 @@ def test_json_of_a_histogram():
             {"name": "model_name", "prometheus": "model_name"},
             {"name": "engine", "prometheus": "engine"},
         ],
-        "help": "From a sampled KV block's last use to its eviction.",
+        "help": "Time from the last use of a sampled KV cache block to its eviction.",
         "momentary": False,
         "buckets": {
             "family": "kv_cache_residency",
@@ -83,7 +83,7 @@ def test_table_names_groups_metrics_and_switches():
         assert metric.name in text
         assert metric.prometheus in text
     assert text.index("\nstep ") < text.index("\nrequests ")
-    assert "switched on by: --enable-mfu-metrics" in text
+    assert "enabled by: --enable-mfu-metrics" in text
     assert "vLLM's counterpart: vllm:num_requests_running" in text
 
 

@@ -14,7 +14,7 @@ from vllm_vitals.config.load import SettingsError, load
 from vllm_vitals.config.otel_env import pairs
 from vllm_vitals.config.settings import OtlpSettings, Settings
 from vllm_vitals.deployment import runtime
-from vllm_vitals.exporters.otlp.identity import resource
+from vllm_vitals.exporters.otlp.resource import process_resource
 from vllm_vitals.exporters.otlp.target import resolve
 
 DEFAULTS = OtlpSettings()
@@ -331,7 +331,7 @@ def test_variables_of_other_signals_have_no_effect(environ: dict[str, str]) -> N
 
 def identity(environ: dict[str, str]) -> Any:
     settings = otlp(environ)
-    return resource({}, service=settings.service_name, version="1", attributes=settings.resource).attributes
+    return process_resource({}, service=settings.service_name, version="1", attributes=settings.resource).attributes
 
 
 @pytest.mark.parametrize(

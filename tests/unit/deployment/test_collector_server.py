@@ -14,7 +14,7 @@ from tests.unit.builders import MODEL, Sight, request_stats
 from tests.unit.fake_vllm import Config, make_config
 from tests.unit.wire import short_directory
 from tests.waiting import wait_until
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import runtime as runtimes
 from vllm_vitals.deployment.collector_server import Host
@@ -58,8 +58,8 @@ def end_a_request(tap: Tap, engine: int) -> None:
 
 def test_two_that_serve_one_model_are_each_read_in_their_own_way(path: Path, make_runtime: Any) -> None:
     """Of a pooling model that is how requests end; of another's such a one never came to its prefill."""
-    collector = Collector(Settings())
-    host = Host(collector, path, serves=False)
+    aggregator = Aggregator(Settings())
+    host = Host(aggregator, path, serves=False)
     host.start({})
     try:
         runtime: Runtime = make_runtime(wire={"sidecar": path})
@@ -69,7 +69,7 @@ def test_two_that_serve_one_model_are_each_read_in_their_own_way(path: Path, mak
             end_a_request(tap, engine)
         assert [len(kept) for tap in taps for kept in tap.queue] == [2, 2], "both were written down"
         runtime.feed.drain()
-        see = Sight(collector)
+        see = Sight(aggregator)
         ended = "vllm_requests_finished_total"
         wait_until(lambda: all(see.of_engine(ended, engine, finish_reason="stop") for engine in "01"))
         assert [see.of_engine(PREFILL, engine, phase="prefill") or 0 for engine in "01"] == [1, 0]

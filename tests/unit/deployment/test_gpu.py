@@ -58,7 +58,7 @@ def test_each_engine_has_its_gpu_on_the_page(make_runtime):
     for _ in range(2):
         host.expose(
             "p",
-            lambda: PrometheusExporter(host.collector, host.settings.prometheus, host.feed.problem, CollectorRegistry),
+            lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.feed.problem, CollectorRegistry),
         )
     while not host.exporters["p"].ports:  # type: ignore[attr-defined]
         time.sleep(0.01)
@@ -99,9 +99,9 @@ def test_sidecar_samples_for_somebody_or_not_at_all():
 
 
 def test_gauges_go_when_nobody_samples_any_more(clock: Clock):
-    collector = collect()
-    feed(collector, Sample(1.0, clock.now, [full()]))
-    sight = Sight(collector)
+    aggregator = collect()
+    feed(aggregator, Sample(1.0, clock.now, [full()]))
+    sight = Sight(aggregator)
     names = {"hw_power_watts", "hw_energy_joules_total"}
     assert names == {name for name in names if sight.labels(name)}
     clock.now += 59
@@ -109,7 +109,7 @@ def test_gauges_go_when_nobody_samples_any_more(clock: Clock):
     clock.now += 2
     assert not sight.labels("hw_power_watts")
     assert sight.labels("hw_energy_joules_total")
-    feed(collector, Sample(1.0, clock.now, [full()]))
+    feed(aggregator, Sample(1.0, clock.now, [full()]))
     assert sight.labels("hw_power_watts")
 
 

@@ -462,7 +462,7 @@ def test_with_a_sidecar_steps_are_sent_and_nothing_is_exported_here(
     assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
     assert not vllm.host.exporters
     vllm.host.feed.drain()
-    assert Sight(vllm.host.collector)("vitals_steps_total", **ENGINE) is None
+    assert Sight(vllm.host.aggregator)("vitals_steps_total", **ENGINE) is None
 
 
 # The version

@@ -56,7 +56,7 @@ def record(tap: Any, tokens: int = 1) -> None:
 
 def tokens(host: Runtime) -> float | None:
     host.feed.drain()
-    return Sight(host.collector).of_engine("vllm_tokens_generation_total")
+    return Sight(host.aggregator).of_engine("vllm_tokens_generation_total")
 
 
 def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -187,7 +187,7 @@ def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> 
     for _ in range(2):
         record(tap)
         host.feed.drain()
-        sight = Sight(host.collector)
+        sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_limit") == 16
         assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
         assert sight.of_engine("vllm_engine_requests_running") == 1
@@ -205,8 +205,8 @@ def test_a_new_client_is_shown_before_its_first_step_though_another_went(make_ru
     host.attach(config, [0], First, "1")
     for _ in range(2):
         host.feed.drain()
-        host.collector.refresh()
-        sight = Sight(host.collector)
+        host.aggregator.refresh()
+        sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_running") == 0
         assert sight.of_engine("vitals_step_age_seconds") is not None
 
@@ -222,7 +222,7 @@ def test_a_client_that_shares_its_engine_with_one_that_goes_stays(make_runtime: 
     host.feed.drain()
     record(tap)
     host.feed.drain()
-    sight = Sight(host.collector)
+    sight = Sight(host.aggregator)
     assert sight.of_engine("vllm_engine_requests_running") == 1
     assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
     assert isinstance(other, Config)
@@ -270,7 +270,7 @@ def test_what_waits_counts_when_the_process_stops(make_runtime: Any) -> None:
 
     class Last(Exporter):
         def stop(self) -> None:
-            seen.append(Sight(host.collector).of_engine("vllm_tokens_generation_total"))
+            seen.append(Sight(host.aggregator).of_engine("vllm_tokens_generation_total"))
 
     config = make_config()
     tap = host.attach(config, [0], First, "1")

@@ -3,7 +3,7 @@
 import random
 
 from tests.unit.builders import ENGINE, Sight, collect, feed, step
-from vllm_vitals.engine.abandoned import MOST_SLOTS, SKEW, SLOT, Abandoned
+from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW, MAX_SLOTS, SLOT_SECONDS, Abandoned
 from vllm_vitals.records.step import Finished, Floats, Step
 
 ABANDONED = "vllm_requests_abandoned_total"
@@ -19,8 +19,8 @@ def at(clock: float, running: int | None, *, started: int = 0, ended: int = 0, w
 def counted(steps: list[Step], told: float) -> int:
     mine = Abandoned()
     for each in steps:
-        mine.step(each)
-    return mine.new(told)
+        mine.add_step(each)
+    return mine.take_new(told)
 
 
 def test_all_that_end_are_accounted_for() -> None:
@@ -40,98 +40,98 @@ def test_it_is_exact_as_soon_as_all_is_told_of_an_engine_that_is_idle() -> None:
 def test_where_several_tell_it_is_exact_when_the_slowest_must_have_told() -> None:
     mine = Abandoned()
     for each in (at(1.0, 3, started=3), at(3.0, 0)):
-        mine.step(each)
-    assert mine.new(3.0 + SKEW - 0.01, SKEW) == 0
+        mine.add_step(each)
+    assert mine.take_new(3.0 + MAX_SERVER_SKEW - 0.01, MAX_SERVER_SKEW) == 0
     # From here on all three are known to have started before the engine was empty.
-    assert mine.new(3.0 + SKEW, SKEW) == 3
+    assert mine.take_new(3.0 + MAX_SERVER_SKEW, MAX_SERVER_SKEW) == 3
 
 
 def test_each_is_counted_once_and_while_it_is_busy_too() -> None:
     mine = Abandoned()
-    mine.step(at(1.0, 10, started=10))
-    mine.step(at(2.0, 7, waiting=1))  # two left, one was preempted
-    assert mine.new(3.0) == 2
-    assert mine.new(9.0) == 0
-    mine.step(at(10.0, 0, ended=5))
-    assert mine.new(10.0) == 3
+    mine.add_step(at(1.0, 10, started=10))
+    mine.add_step(at(2.0, 7, waiting=1))  # two left, one was preempted
+    assert mine.take_new(3.0) == 2
+    assert mine.take_new(9.0) == 0
+    mine.add_step(at(10.0, 0, ended=5))
+    assert mine.take_new(10.0) == 3
 
 
 def test_an_end_that_another_process_tells_later_is_no_leaving() -> None:
     mine = Abandoned()
-    mine.step(at(1.0, 1, started=1))
-    mine.step(at(2.0, 0))  # its end was sent to another server, which hears of it later
-    assert mine.new(2.9, SKEW) == 0
-    mine.step(at(2.8, None, ended=1))
-    assert mine.new(10.0, SKEW) == 0
+    mine.add_step(at(1.0, 1, started=1))
+    mine.add_step(at(2.0, 0))  # its end was sent to another server, which hears of it later
+    assert mine.take_new(2.9, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(2.8, None, ended=1))
+    assert mine.take_new(10.0, MAX_SERVER_SKEW) == 0
 
 
 def test_who_starts_after_what_a_slow_process_tells_has_not_left() -> None:
     mine = Abandoned()
-    mine.step(at(10.0, 1, started=1))
-    mine.step(at(10.5, 0))  # of a step before that: this process heard of it half a second late
-    assert mine.new(11.6, SKEW) == 0
-    mine.step(at(12.0, 0, ended=1))
-    assert mine.new(20.0, SKEW) == 0
+    mine.add_step(at(10.0, 1, started=1))
+    mine.add_step(at(10.5, 0))  # of a step before that: this process heard of it half a second late
+    assert mine.take_new(11.6, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(12.0, 0, ended=1))
+    assert mine.take_new(20.0, MAX_SERVER_SKEW) == 0
 
 
 def test_who_starts_and_ends_in_the_step_of_which_the_rest_is_not_told_yet_hides_nobody() -> None:
     mine = Abandoned()
-    mine.step(at(10.0, 0))
-    assert mine.new(99.9, SKEW) == 0
-    mine.step(at(100.0, None, started=1, ended=1))  # the other process tells how many are in the engine
-    assert mine.new(100.1, SKEW) == 0
-    mine.step(at(100.2, 0))
-    assert mine.new(110.0, SKEW) == 0
-    mine.step(at(111.0, 1, started=1))
-    mine.step(at(112.0, 0))
-    assert mine.new(120.0, SKEW) == 1
+    mine.add_step(at(10.0, 0))
+    assert mine.take_new(99.9, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(100.0, None, started=1, ended=1))  # the other process tells how many are in the engine
+    assert mine.take_new(100.1, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(100.2, 0))
+    assert mine.take_new(110.0, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(111.0, 1, started=1))
+    mine.add_step(at(112.0, 0))
+    assert mine.take_new(120.0, MAX_SERVER_SKEW) == 1
 
 
 def test_an_engine_of_which_the_latest_step_is_not_told_is_not_taken_to_be_idle() -> None:
     mine = Abandoned()
-    mine.step(at(10.0, 0))
-    mine.step(at(20.0, None, started=1))  # how many are in the engine only somebody knows who has not come yet
-    assert mine.new(30.0) == 0
-    mine.step(at(20.0, 1))
-    mine.step(at(21.0, 0))
-    assert mine.new(30.0) == 1
+    mine.add_step(at(10.0, 0))
+    mine.add_step(at(20.0, None, started=1))  # how many are in the engine only somebody knows who has not come yet
+    assert mine.take_new(30.0) == 0
+    mine.add_step(at(20.0, 1))
+    mine.add_step(at(21.0, 0))
+    assert mine.take_new(30.0) == 1
 
 
 def test_what_may_have_ended_unheard_is_never_counted_and_later_ones_are() -> None:
     mine = Abandoned()
-    mine.step(at(1.0, 3, started=3))
-    mine.lose(2.5)  # one end is in what was lost, say
-    mine.step(at(3.0, 1))
-    assert mine.new(2.0) == 0
-    mine.step(at(4.0, 0, ended=1))
-    assert mine.new(5.0) == 0
-    mine.step(at(6.0, 2, started=2))
-    mine.step(at(7.0, 0, ended=1))
-    assert mine.new(8.0) == 1
+    mine.add_step(at(1.0, 3, started=3))
+    mine.mark_lost(2.5)  # one end is in what was lost, say
+    mine.add_step(at(3.0, 1))
+    assert mine.take_new(2.0) == 0
+    mine.add_step(at(4.0, 0, ended=1))
+    assert mine.take_new(5.0) == 0
+    mine.add_step(at(6.0, 2, started=2))
+    mine.add_step(at(7.0, 0, ended=1))
+    assert mine.take_new(8.0) == 1
 
 
 def test_a_start_that_was_lost_hides_nobody_once_it_has_ended() -> None:
     mine = Abandoned()
-    mine.step(at(1.0, 0))
-    mine.lose(2.0)
-    mine.step(at(3.0, 0, ended=4))
-    assert mine.new(5.0) == 0
-    mine.step(at(6.0, 2, started=2))
-    mine.step(at(7.0, 0))
-    assert mine.new(8.0) == 2
+    mine.add_step(at(1.0, 0))
+    mine.mark_lost(2.0)
+    mine.add_step(at(3.0, 0, ended=4))
+    assert mine.take_new(5.0) == 0
+    mine.add_step(at(6.0, 2, started=2))
+    mine.add_step(at(7.0, 0))
+    assert mine.take_new(8.0) == 2
 
 
 def test_requests_of_a_process_that_was_not_heard_before_hide_nobody_later() -> None:
     mine = Abandoned()
-    mine.step(at(1.0, 0))
-    assert mine.new(2.0) == 0
-    mine.meet()
-    mine.step(at(3.0, 1, started=1, ended=2))  # two of a process that comes late
-    mine.step(at(4.0, 0))
-    assert mine.new(5.0) == 0  # one has left, or one of the two did not start before
-    mine.step(at(6.0, 1, started=1))
-    mine.step(at(7.0, 0))
-    assert mine.new(8.0) == 1
+    mine.add_step(at(1.0, 0))
+    assert mine.take_new(2.0) == 0
+    mine.add_server()
+    mine.add_step(at(3.0, 1, started=1, ended=2))  # two of a process that comes late
+    mine.add_step(at(4.0, 0))
+    assert mine.take_new(5.0) == 0  # one has left, or one of the two did not start before
+    mine.add_step(at(6.0, 1, started=1))
+    mine.add_step(at(7.0, 0))
+    assert mine.take_new(8.0) == 1
 
 
 def test_a_pooling_request_has_ended_when_it_is_answered() -> None:
@@ -142,20 +142,20 @@ def test_a_pooling_request_has_ended_when_it_is_answered() -> None:
 
 def test_requests_that_started_before_anybody_listened_hide_nothing_later() -> None:
     mine = Abandoned()
-    assert mine.new(0.5) == 0
-    mine.step(at(1.0, 0, ended=4))
-    assert mine.new(5.0) == 0
-    mine.step(at(6.0, 2, started=2))
-    mine.step(at(7.0, 0))
-    assert mine.new(10.0) == 2
+    assert mine.take_new(0.5) == 0
+    mine.add_step(at(1.0, 0, ended=4))
+    assert mine.take_new(5.0) == 0
+    mine.add_step(at(6.0, 2, started=2))
+    mine.add_step(at(7.0, 0))
+    assert mine.take_new(10.0) == 2
 
 
 def test_a_request_without_a_token_never_started() -> None:
     mine = Abandoned()
-    mine.step(step(1.0, running=0, finished=(Finished("abort", output_tokens=0), Finished("error"))))
-    mine.step(at(2.0, 1, started=1))
-    mine.step(at(3.0, 0))
-    assert mine.new(10.0) == 1
+    mine.add_step(step(1.0, running=0, finished=(Finished("abort", output_tokens=0), Finished("error"))))
+    mine.add_step(at(2.0, 1, started=1))
+    mine.add_step(at(3.0, 0))
+    assert mine.take_new(10.0) == 1
 
 
 def test_it_is_a_lower_bound_at_all_times_and_exact_when_idle() -> None:
@@ -169,34 +169,34 @@ def test_it_is_a_lower_bound_at_all_times_and_exact_when_idle() -> None:
             left = chance.randint(0, held - ended) if chance.random() < 0.3 else 0
             held += started - ended - left
             gone += left
-            mine.step(at(clock, held, started=started, ended=ended))
-            said += mine.new(clock)
+            mine.add_step(at(clock, held, started=started, ended=ended))
+            said += mine.take_new(clock)
             assert said <= gone
             assert held or said == gone
-        mine.step(at(clock + 1, 0, ended=held))
-        assert said + mine.new(clock + 1) == gone
+        mine.add_step(at(clock + 1, 0, ended=held))
+        assert said + mine.take_new(clock + 1) == gone
 
 
 def test_memory_stays_bounded() -> None:
     mine = Abandoned()
     for index in range(10_000):
-        mine.step(at(index / 100, 1))
-        mine.new(index / 100, SKEW)
-    assert len(mine._slots) < 4 * SKEW / SLOT
+        mine.add_step(at(index / 100, 1))
+        mine.take_new(index / 100, MAX_SERVER_SKEW)
+    assert len(mine._slots) < 4 * MAX_SERVER_SKEW / SLOT_SECONDS
 
 
 def test_it_does_not_wait_for_somebody_who_is_behind_in_unbounded_room() -> None:
     mine = Abandoned()
-    for index in range(2 * MOST_SLOTS):
-        mine.step(at(index * SLOT, 1, started=1))
-        assert mine.new(0.0, SKEW) == 0
-        assert len(mine._slots) <= MOST_SLOTS
-    end = 2 * MOST_SLOTS * SLOT
-    mine.step(at(end, 0, ended=2 * MOST_SLOTS))
-    assert mine.new(end + 10, SKEW) == 0
-    mine.step(at(end + 11, 1, started=1))
-    mine.step(at(end + 12, 0))
-    assert mine.new(end + 20, SKEW) == 1
+    for index in range(2 * MAX_SLOTS):
+        mine.add_step(at(index * SLOT_SECONDS, 1, started=1))
+        assert mine.take_new(0.0, MAX_SERVER_SKEW) == 0
+        assert len(mine._slots) <= MAX_SLOTS
+    end = 2 * MAX_SLOTS * SLOT_SECONDS
+    mine.add_step(at(end, 0, ended=2 * MAX_SLOTS))
+    assert mine.take_new(end + 10, MAX_SERVER_SKEW) == 0
+    mine.add_step(at(end + 11, 1, started=1))
+    mine.add_step(at(end + 12, 0))
+    assert mine.take_new(end + 20, MAX_SERVER_SKEW) == 1
 
 
 def test_the_collector_shows_it() -> None:

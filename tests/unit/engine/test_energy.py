@@ -8,16 +8,15 @@ from hypothesis import strategies as some
 
 from tests.unit.builders import examples
 from vllm_vitals.catalog.cost import STATES
-from vllm_vitals.engine.energy import MOST_WAITING, Energy, activity
-from vllm_vitals.engine.limiter import Limiter
+from vllm_vitals.engine.limiter import MAX_READINGS, Energy, Limiter, activity
 
 
 def divided(*readings: tuple[float, dict[str, float]], now: str = "idle") -> dict[str, float]:
     """Return the joules by state of readings that each came after the engine had done things for so many seconds."""
     mine = Energy()
     for clock, (joules, seconds) in enumerate(readings):
-        mine.read(float(clock), joules)
-        mine.divide(seconds, now)
+        mine.add_reading(float(clock), joules)
+        mine.divide_oldest(seconds, now)
     return dict(mine.joules)
 
 
@@ -64,25 +63,25 @@ def test_a_reading_that_comes_late_belongs_to_what_is_done_now() -> None:
 
 def test_readings_wait_until_all_is_known_up_to_them() -> None:
     mine = Energy()
-    mine.read(1.0, 10.0)
-    mine.read(2.0, 20.0)
-    assert (mine.due(0.9), mine.due(1.0), mine.due(5.0)) == (None, 1.0, 1.0)
-    mine.divide({"busy": 1.0}, "busy")
-    assert (mine.due(1.9), mine.due(2.0)) == (None, 2.0)
-    mine.divide({"busy": 1.0}, "busy")
-    assert mine.due(9.0) is None
+    mine.add_reading(1.0, 10.0)
+    mine.add_reading(2.0, 20.0)
+    assert (mine.oldest_reading(0.9), mine.oldest_reading(1.0), mine.oldest_reading(5.0)) == (None, 1.0, 1.0)
+    mine.divide_oldest({"busy": 1.0}, "busy")
+    assert (mine.oldest_reading(1.9), mine.oldest_reading(2.0)) == (None, 2.0)
+    mine.divide_oldest({"busy": 1.0}, "busy")
+    assert mine.oldest_reading(9.0) is None
     assert dict(mine.joules) == {"busy": 30.0}
 
 
 def test_readings_that_nobody_comes_for_do_not_grow_without_end() -> None:
     mine = Energy()
     for second in range(10_000):
-        mine.read(float(second), 1.0)
+        mine.add_reading(float(second), 1.0)
     waited = 0
-    while mine.due(1e9) is not None:
-        mine.divide({"idle": 1.0}, "idle")
+    while mine.oldest_reading(1e9) is not None:
+        mine.divide_oldest({"idle": 1.0}, "idle")
         waited += 1
-    assert waited == MOST_WAITING
+    assert waited == MAX_READINGS
     assert mine.joules["idle"] == pytest.approx(10_000.0)
 
 
@@ -98,13 +97,13 @@ def test_all_of_it_is_divided(done: list[tuple[float, str, float]]) -> None:
     clock, mine, limiter = 0.0, Energy(), Limiter(0.0)
     for seconds, state, joules in done:
         clock += seconds
-        limiter.step(clock, state)
-        mine.read(clock + seconds / 2, joules)
-        while (due := mine.due(clock)) is not None:
+        limiter.set_state(clock, state)
+        mine.add_reading(clock + seconds / 2, joules)
+        while (due := mine.oldest_reading(clock)) is not None:
             limiter.settle(due)
-            mine.divide(limiter.activity, activity(limiter.state))
-            limiter.activity.clear()
-    waiting = sum(joules for _, joules in mine._waiting)
+            mine.divide_oldest(limiter.seconds_by_activity, activity(limiter.state))
+            limiter.seconds_by_activity.clear()
+    waiting = sum(joules for _, joules in mine._readings)
     assert sum(mine.joules.values()) + waiting == pytest.approx(sum(joules for _, _, joules in done))
     assert all(0 <= part < math.inf for part in mine.joules.values())
 

@@ -9,9 +9,18 @@ import pytest
 
 from tests.unit.builders import ENGINE, Clock, Sight, facts, feed, step
 from vllm_vitals.aggregation import aggregator as module
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.headroom import FEWEST, MEMORY, SPACING, Prefill, Saturation, Trend, Typical, level
+from vllm_vitals.engine.headroom import (
+    AVERAGING_SECONDS,
+    MIN_POINTS,
+    POINT_INTERVAL,
+    PrefillSpeed,
+    Saturation,
+    Trend,
+    TypicalRequest,
+    fill_level,
+)
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Finished
 
@@ -29,26 +38,26 @@ def request(given: int | None, made: int | None, cached: int | None = 0) -> Fini
 
 
 def test_the_first_requests_are_what_is_typical() -> None:
-    typical = Typical()
-    typical.learn(Requests([request(100, 50, 20), request(300, 150, 0)]))
-    assert (typical.prompt, typical.length) == ((80 + 300) / 2, (150 + 450) / 2)
+    typical = TypicalRequest()
+    typical.update(Requests([request(100, 50, 20), request(300, 150, 0)]))
+    assert (typical.uncached_prompt_tokens, typical.total_tokens) == ((80 + 300) / 2, (150 + 450) / 2)
 
 
 def test_later_ones_weigh_by_their_number() -> None:
-    typical = Typical()
-    typical.learn(Requests([request(100, 100)]))
-    typical.learn(Requests([request(200, 200)] * 100))
-    assert typical.prompt == pytest.approx(100 + (1 - math.exp(-0.5)) * 100)
-    assert typical.length == pytest.approx(200 + (1 - math.exp(-0.5)) * 200)
+    typical = TypicalRequest()
+    typical.update(Requests([request(100, 100)]))
+    typical.update(Requests([request(200, 200)] * 100))
+    assert typical.uncached_prompt_tokens == pytest.approx(100 + (1 - math.exp(-0.5)) * 100)
+    assert typical.total_tokens == pytest.approx(200 + (1 - math.exp(-0.5)) * 200)
 
 
 @pytest.mark.parametrize("useless", [request(None, 5), request(5, None), request(5, 0)])
 def test_requests_that_do_not_tell_or_made_nothing_are_left_out(useless: Finished) -> None:
-    typical = Typical()
-    typical.learn(Requests([useless]))
-    assert typical.prompt is None
-    typical.learn(Requests([useless, request(10, 10, None)]))
-    assert (typical.prompt, typical.length) == (10, 20)
+    typical = TypicalRequest()
+    typical.update(Requests([useless]))
+    assert typical.uncached_prompt_tokens is None
+    typical.update(Requests([useless, request(10, 10, None)]))
+    assert (typical.uncached_prompt_tokens, typical.total_tokens) == (10, 20)
 
 
 # --- What cached tokens spare
@@ -59,15 +68,15 @@ def prefilled(given: int, cached: int | None, prefill: float | None) -> Finished
 
 
 def test_cached_tokens_spare_what_computing_them_would_have_taken() -> None:
-    mine = Prefill()
+    mine = PrefillSpeed()
     cold = [prefilled(1000, 0, 0.5), prefilled(3000, 0, 1.5)]  # 2 s for 4000 tokens
-    assert mine.saved(Requests(cold)) == 0.0
-    assert mine.saved(Requests([prefilled(1000, 990, 0.02)])) == pytest.approx(990 * 0.0005)
+    assert mine.saved_seconds(Requests(cold)) == 0.0
+    assert mine.saved_seconds(Requests([prefilled(1000, 990, 0.02)])) == pytest.approx(990 * 0.0005)
 
 
 def test_the_speed_is_that_of_the_tokens_left_to_compute() -> None:
-    mine = Prefill()
-    assert mine.saved(Requests([prefilled(500, 400, 0.2)])) == pytest.approx(400 * 0.2 / 100)
+    mine = PrefillSpeed()
+    assert mine.saved_seconds(Requests([prefilled(500, 400, 0.2)])) == pytest.approx(400 * 0.2 / 100)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +85,15 @@ def test_the_speed_is_that_of_the_tokens_left_to_compute() -> None:
     ids=["few left", "no time", "no time at all", "longer than it lived"],
 )
 def test_no_speed_is_learned_where_there_is_none(useless: Finished) -> None:
-    mine = Prefill()
-    assert mine.saved(Requests([useless])) == 0.0
+    mine = PrefillSpeed()
+    assert mine.saved_seconds(Requests([useless])) == 0.0
     assert mine.seconds_per_token is None
 
 
 def test_what_vllm_did_not_say_spares_nothing() -> None:
-    mine = Prefill()
-    mine.saved(Requests([prefilled(1000, 0, 1.0)]))
-    assert mine.saved(Requests([prefilled(1000, None, 1.0)])) == 0.0
+    mine = PrefillSpeed()
+    mine.saved_seconds(Requests([prefilled(1000, 0, 1.0)]))
+    assert mine.saved_seconds(Requests([prefilled(1000, None, 1.0)])) == 0.0
 
 
 # --- Where the KV cache is heading
@@ -111,7 +120,7 @@ def test_a_steady_rise_tells_when_it_is_full() -> None:
         [0.9 - 0.01 * second for second in range(30)],
         [0.5 + 0.2 * math.sin(second) for second in range(60)],
         [0.1 + 1e-7 * second for second in range(60)],  # full in months
-        [0.2 + 0.01 * second for second in range(int(SPACING * (FEWEST - 1)))],
+        [0.2 + 0.01 * second for second in range(int(POINT_INTERVAL * (MIN_POINTS - 1)))],
         [],
     ],
     ids=["flat", "falling", "waves", "slow", "few", "none"],
@@ -173,39 +182,39 @@ def test_steps_between_two_points_do_not_count() -> None:
 def test_an_engine_is_as_full_as_the_fuller_of_its_limits(
     running: int, usage: float | None, limited: str, expected: float
 ) -> None:
-    assert level(step(running=running, kv_cache_usage=usage), 4, limited) == expected
+    assert fill_level(step(running=running, kv_cache_usage=usage), 4, limited) == expected
 
 
 def test_saturation_forgets_by_its_memory() -> None:
     mine = Saturation(0.0)
-    mine.step(0.0, 1.0)
-    assert mine.at(MEMORY) == pytest.approx(1 - math.exp(-1))
-    mine.step(MEMORY, 0.0)
-    assert mine.at(3 * MEMORY) == pytest.approx((1 - math.exp(-1)) * math.exp(-2))
-    assert mine.at(2 * MEMORY) == mine.at(3 * MEMORY)  # time does not run backwards
+    mine.set_level(0.0, 1.0)
+    assert mine.at(AVERAGING_SECONDS) == pytest.approx(1 - math.exp(-1))
+    mine.set_level(AVERAGING_SECONDS, 0.0)
+    assert mine.at(3 * AVERAGING_SECONDS) == pytest.approx((1 - math.exp(-1)) * math.exp(-2))
+    assert mine.at(2 * AVERAGING_SECONDS) == mine.at(3 * AVERAGING_SECONDS)  # time does not run backwards
 
 
 def test_saturation_does_not_depend_on_how_often_it_is_told() -> None:
     often, seldom = Saturation(0.0), Saturation(0.0)
     for clock in np.arange(0, 60, 0.01):
-        often.step(float(clock), 0.6)
-    seldom.step(0.0, 0.6)
+        often.set_level(float(clock), 0.6)
+    seldom.set_level(0.0, 0.6)
     assert often.at(60.0) == pytest.approx(seldom.at(60.0))
 
 
 def test_an_idle_engine_comes_to_have_no_saturation_at_all() -> None:
     mine = Saturation(0.0)
-    mine.step(0.0, 1.0)
-    mine.step(1000.0, 0.0)
-    assert mine.at(1000.0 + 20 * MEMORY) == pytest.approx(math.exp(-20))
-    assert mine.at(1000.0 + 21 * MEMORY) == 0.0
+    mine.set_level(0.0, 1.0)
+    mine.set_level(1000.0, 0.0)
+    assert mine.at(1000.0 + 20 * AVERAGING_SECONDS) == pytest.approx(math.exp(-20))
+    assert mine.at(1000.0 + 21 * AVERAGING_SECONDS) == 0.0
 
 
 def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
     mine = Saturation(0.0)
     for second in range(0, 3600, 60):  # one of 1024 requests, for 10 ms of each minute
-        mine.step(float(second), 1 / 1024)
-        mine.step(second + 0.01, 0.0)
+        mine.set_level(float(second), 1 / 1024)
+        mine.set_level(second + 0.01, 0.0)
         assert mine.at(second + 60.0) > 0
 
 
@@ -213,55 +222,55 @@ def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+def aggregator(monkeypatch: pytest.MonkeyPatch) -> Aggregator:
     monkeypatch.setattr(module, "time", Clock())
-    made = Collector(Settings())
+    made = Aggregator(Settings())
     feed(made, facts(max_num_seqs=4, kv_cache_tokens=1000))
     return made
 
 
-def test_free_sequences_are_what_is_free_by_what_one_holds(collector: Collector) -> None:
+def test_free_sequences_are_what_is_free_by_what_one_holds(aggregator: Aggregator) -> None:
     ended = tuple(request(150, 50) for _ in range(5))
-    feed(collector, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
-    assert Sight(collector)(FREE, **ENGINE) == 750 / 200
+    feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
+    assert Sight(aggregator)(FREE, **ENGINE) == 750 / 200
 
 
-def test_what_cannot_be_told_is_not_shown(collector: Collector) -> None:
-    feed(collector, step(101.0, running=1, kv_cache_usage=0.25))
-    see = Sight(collector)
+def test_what_cannot_be_told_is_not_shown(aggregator: Aggregator) -> None:
+    feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25))
+    see = Sight(aggregator)
     assert see(FREE, **ENGINE) is None
     assert see(FULL, **ENGINE) is None
 
 
-def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(collector: Collector) -> None:
+def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(aggregator: Aggregator) -> None:
     for second in range(20):
-        feed(collector, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
-    collector.flush(119.0)
-    see = Sight(collector)
+        feed(aggregator, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
+    aggregator.flush(119.0)
+    see = Sight(aggregator)
     assert see(FULL, **ENGINE) == pytest.approx(61.0)
     for second in range(60):
-        feed(collector, step(120.0 + second, running=1, kv_cache_usage=0.39))
-    collector.flush(179.0)
+        feed(aggregator, step(120.0 + second, running=1, kv_cache_usage=0.39))
+    aggregator.flush(179.0)
     assert see(FULL, **ENGINE) is None
 
 
-def test_saturation_is_1_after_long_queueing_and_falls_when_idle(collector: Collector) -> None:
-    see = Sight(collector)
+def test_saturation_is_1_after_long_queueing_and_falls_when_idle(aggregator: Aggregator) -> None:
+    see = Sight(aggregator)
     assert see(SATURATION, **ENGINE) == 0.0
-    feed(collector, step(101.0, running=4, waiting=2, kv_cache_usage=0.3))
-    collector.flush(401.0)
+    feed(aggregator, step(101.0, running=4, waiting=2, kv_cache_usage=0.3))
+    aggregator.flush(401.0)
     assert see(SATURATION, **ENGINE) == pytest.approx(1.0, abs=1e-4)
-    feed(collector, step(401.0, running=0, kv_cache_usage=0.0))
-    collector.flush(401.0 + MEMORY)
+    feed(aggregator, step(401.0, running=0, kv_cache_usage=0.0))
+    aggregator.flush(401.0 + AVERAGING_SECONDS)
     assert see(SATURATION, **ENGINE) == pytest.approx(math.exp(-1), abs=1e-4)
 
 
-def test_the_shares_of_batch_and_step_follow_from_what_is_shown(collector: Collector) -> None:
+def test_the_shares_of_batch_and_step_follow_from_what_is_shown(aggregator: Aggregator) -> None:
     """As docs/headroom.md has them."""
-    feed(collector, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
-    feed(collector, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
-    feed(collector, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
-    see = Sight(collector)
+    feed(aggregator, facts(max_num_seqs=4, max_num_batched_tokens=100, kv_cache_tokens=1000))
+    feed(aggregator, step(101.0, running=3, iterated=True, computed_tokens=57, generation_tokens=3))
+    feed(aggregator, step(102.0, running=1, iterated=True, computed_tokens=0, generation_tokens=20))
+    see = Sight(aggregator)
 
     def shown(name: str) -> float:
         assert name in PAGE.read_text()

@@ -2,12 +2,12 @@
 
 import pytest
 
-from vllm_vitals.engine.imbalance import WINDOW, Imbalance, Load
+from vllm_vitals.engine.imbalance import WINDOW_SECONDS, Imbalance, Load
 
 
 def look(imbalance: Imbalance, clock: float, **engines: tuple[float, float]) -> dict[str, float | None]:
     loads = {"m": {name: Load(*load) for name, load in engines.items()}} if engines else {}
-    return {compared: ratio for model, compared, ratio in imbalance.look(clock, loads) if model == "m"}
+    return {compared: ratio for model, compared, ratio in imbalance.update(clock, loads) if model == "m"}
 
 
 def test_the_busiest_over_the_mean() -> None:
@@ -30,7 +30,7 @@ def test_what_was_before_the_window_does_not_count() -> None:
     mine = Imbalance()
     look(mine, 0, a=(9, 0), b=(0, 0))
     look(mine, 1, a=(1, 900), b=(1, 0))
-    assert look(mine, 1 + WINDOW, a=(1, 910), b=(1, 10)) == {"running": 1.0, "tokens": 1.0}
+    assert look(mine, 1 + WINDOW_SECONDS, a=(1, 910), b=(1, 10)) == {"running": 1.0, "tokens": 1.0}
 
 
 def test_no_work_and_one_engine_have_nothing_to_compare() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.builders import ENGINE, MODEL, Clock, Sight, facts, feed, step
 from vllm_vitals.aggregation import aggregator as module
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.engine import LIMITED
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.engine.limiter import Ended, Limiter, limiter
+from vllm_vitals.engine.limiter import EndedRequests, Limiter, limiter
 from vllm_vitals.records.step import Finished, Floats, Gone, Sleep
 
 LIMITERS = LIMITED.labels[0].values
@@ -50,14 +50,14 @@ def test_without_a_known_limit_the_batch_is_never_full() -> None:
 @pytest.mark.parametrize(
     ("running", "ended", "expected"),
     [
-        (3, Ended(1, 0), "max_num_seqs"),  # four were in the batch
-        (0, Ended(4, 0), "max_num_seqs"),
-        (2, Ended(1, 0), "token_budget"),
-        (2, Ended(1, 401), "kv_cache"),  # of 500 tokens that are free now, 99 were
-        (2, Ended(1, 400), "token_budget"),
+        (3, EndedRequests(1, 0), "max_num_seqs"),  # four were in the batch
+        (0, EndedRequests(4, 0), "max_num_seqs"),
+        (2, EndedRequests(1, 0), "token_budget"),
+        (2, EndedRequests(1, 401), "kv_cache"),  # of 500 tokens that are free now, 99 were
+        (2, EndedRequests(1, 400), "token_budget"),
     ],
 )
-def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: Ended, expected: str) -> None:
+def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: EndedRequests, expected: str) -> None:
     assert limiter(step(running=running, waiting=1), 4, 500.0, 100.0, ended) == expected
 
 
@@ -71,28 +71,28 @@ def test_what_ended_held_its_tokens_unless_they_were_cached() -> None:
         Finished("stop", input_tokens=20, output_tokens=-3),
         Finished("stop", prefill=0.1, input_tokens=40, output_tokens=0),  # it pools
     ]
-    assert Ended(2, 10).more(ended) == Ended(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
+    assert EndedRequests(2, 10).plus(ended) == EndedRequests(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
 
 
 def test_each_second_belongs_to_what_was_said_before_it() -> None:
     mine = Limiter(10.0)
-    mine.step(12.0, "none")
-    mine.step(12.5, "kv_cache")
+    mine.set_state(12.0, "none")
+    mine.set_state(12.5, "kv_cache")
     mine.settle(14.0)
     mine.settle(13.0)  # nothing is taken back
-    mine.step(15.0, "idle")
+    mine.set_state(15.0, "idle")
     mine.settle(20.0)
     assert mine.seconds == {"idle": 2.0 + 5.0, "none": 0.5, "kv_cache": 2.5}
 
 
 def test_asleep_lasts_until_it_is_woken_or_makes_a_step() -> None:
     mine = Limiter(0.0)
-    mine.step(1.0, "none")
-    mine.sleep(2.0, asleep=True)
-    mine.sleep(3.0, asleep=True)  # from one level to another
-    mine.step(1.5, "none")  # told late
-    mine.sleep(10.0, asleep=False)
-    mine.step(11.0, "none")
+    mine.set_state(1.0, "none")
+    mine.set_asleep(2.0, asleep=True)
+    mine.set_asleep(3.0, asleep=True)  # from one level to another
+    mine.set_state(1.5, "none")  # told late
+    mine.set_asleep(10.0, asleep=False)
+    mine.set_state(11.0, "none")
     mine.settle(12.0)
     assert mine.seconds == {"idle": 1.0 + 1.0, "none": 1.0 + 1.0, "asleep": 8.0}
 
@@ -104,14 +104,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def seconds(collector: Collector) -> dict[str, float]:
-    see = Sight(collector)
+def seconds(aggregator: Aggregator) -> dict[str, float]:
+    see = Sight(aggregator)
     found = {name: see("vllm_engine_limited_duration_seconds_total", **ENGINE, limiter=name) for name in LIMITERS}
     return {name: value for name, value in found.items() if value}
 
 
 def test_all_time_since_the_start_is_counted_up_to_what_was_told(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=2, kv_cache_tokens=1000))
     feed(mine, step(101.0, running=1), step(102.0, running=2, waiting=3), step(104.5, running=2, waiting=3))
     mine.flush(105.0)
@@ -126,7 +126,7 @@ def test_all_time_since_the_start_is_counted_up_to_what_was_told(clock: Clock) -
 
 
 def test_what_finished_requests_needed_tells_whether_the_cache_has_room(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     ended = tuple(Finished("stop", input_tokens=400, cached_tokens=100, output_tokens=50) for _ in range(3))
     feed(mine, facts(max_num_seqs=8, kv_cache_tokens=1000), step(101.0, running=1, finished=ended))
     mine.refresh()
@@ -138,7 +138,7 @@ def test_what_finished_requests_needed_tells_whether_the_cache_has_room(clock: C
 
 
 def test_a_batch_that_requests_leave_at_every_step_is_full_all_the_same(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     one = Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=150)
     feed(mine, facts(max_num_seqs=3, kv_cache_tokens=1000), step(101.0, running=1, finished=(one,)))
     mine.refresh()
@@ -154,7 +154,7 @@ def test_a_batch_that_requests_leave_at_every_step_is_full_all_the_same(clock: C
 
 
 def test_preempted_requests_need_room_for_what_they_generated_too(clock: Clock) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     ended = (Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=300),)
     feed(mine, facts(max_num_seqs=8, kv_cache_tokens=1000), step(101.0, running=2, finished=ended))
     mine.refresh()
@@ -169,7 +169,7 @@ def test_preempted_requests_need_room_for_what_they_generated_too(clock: Clock) 
 
 @pytest.mark.parametrize("limiter_", LIMITERS)
 def test_every_limiter_has_a_series_from_the_start(limiter_: str) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts())
     assert Sight(mine)("vllm_engine_limited_duration_seconds_total", **ENGINE, limiter=limiter_) == 0
 
@@ -186,7 +186,7 @@ def floats(values: list[float]) -> Floats:
 
 @pytest.mark.usefixtures("clock")
 def test_what_comes_to_an_idle_engine_is_work_before_its_first_step_has_ended() -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4))
     feed(mine, step(103.0, running=1, first_token_latencies=floats([2.0, 1.5])), step(104.0, running=0))
     mine.flush(105.0)
@@ -199,7 +199,7 @@ def test_what_comes_to_an_idle_engine_is_work_before_its_first_step_has_ended() 
 
 @pytest.mark.usefixtures("clock")
 def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4), answered(102.0, took=1.0))
     mine.flush(102.75)
     assert seconds(mine) == {"idle": 1.0, "none": 1.0}
@@ -213,7 +213,7 @@ def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> Non
 @pytest.mark.parametrize(("others", "busy"), [([], 0.25), ([1.0], 3.25)])
 def test_what_the_api_server_does_before_is_no_work_of_the_engine(others: list[float], busy: float) -> None:
     """Three seconds for an image, say; only of what goes on it is not known how long it was in the engine."""
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     one = Finished("length", duration=3.25, queue=0.0625, prefill=0.1875, inference=0.1875, output_tokens=1)
     feed(mine, facts(), step(105.0, running=0, first_token_latencies=floats([3.25, *others]), finished=(one,)))
     mine.flush(105.0)
@@ -223,7 +223,7 @@ def test_what_the_api_server_does_before_is_no_work_of_the_engine(others: list[f
 
 @pytest.mark.usefixtures("clock")
 def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=32))
     ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=50, output_tokens=0) for _ in range(8))
     for place in range(20):
@@ -239,7 +239,7 @@ def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
 @pytest.mark.parametrize("interval", [0.5, 20.0])
 @pytest.mark.parametrize("apart", [-0.001, 0.001])
 def test_outputs_that_another_server_tells_of_belong_to_the_nearest_step(apart: float, interval: float) -> None:
-    mine, rounds = Collector(Settings()), 20
+    mine, rounds = Aggregator(Settings()), 20
     feed(mine, facts(max_num_seqs=4))
     for clock in (100.0 + interval * number for number in range(1, rounds + 1)):
         ended = (Finished("stop", duration=0.125, prefill=0.125, input_tokens=50, output_tokens=0),)
@@ -253,7 +253,7 @@ def test_outputs_that_another_server_tells_of_belong_to_the_nearest_step(apart: 
 
 @pytest.mark.usefixtures("clock")
 def test_what_ended_is_in_the_batch_of_the_nearest_step_only() -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4))
     ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=5, output_tokens=9) for _ in range(2))
     feed(mine, step(101.0, running=2, waiting=1), step(101.001, running=None, finished=ended))  # two of four ended
@@ -268,7 +268,7 @@ def test_what_ended_is_in_the_batch_of_the_nearest_step_only() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("took", [float("nan"), -1.0, 0.0, 1e9, float("inf")])
 def test_no_latency_that_cannot_be_makes_an_idle_engine_busy(took: float) -> None:
-    mine = Collector(Settings())
+    mine = Aggregator(Settings())
     feed(mine, facts(), step(103.0, running=0, first_token_latencies=floats([took])))
     mine.flush(105.0)
     assert seconds(mine) == {"idle": 5.0}

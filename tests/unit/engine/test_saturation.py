@@ -44,15 +44,15 @@ class Signals(NamedTuple):
 
 def signals(model: EngineModel, load: Load) -> Signals:
     engine = Engine("m", "0", {}, 0.0)
-    engine.learn(model.facts)
+    engine.set_facts(model.facts)
     kept_out, queue, step = 0, 0, None
     for step in drive(model, MINUTES * 60, load.rate, load.prompt, load.output, burst=load.burst):
-        engine.complete(step)
+        engine.add_step(step)
         if step.waiting and step.clock > (MINUTES - 1) * 60:
             kept_out += 1
             queue = max(queue, step.waiting)
     assert step is not None
-    engine.spend(model.clock)
+    engine.take_seconds(model.clock)
     (saturation,) = (value for metric, value in engine.headroom().items() if metric.name == "vllm.engine.saturation")
     assert saturation is not None
     return Signals(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_vitals.catalog import cache, engine, gpu, itself, requests, slo
+from vllm_vitals.catalog import cache, engine, gpu, requests, self_metrics, slo
 from vllm_vitals.mixin.promql import (
     Queries,
     Recording,
@@ -80,11 +80,11 @@ def test_a_scope_is_applied_where_a_metric_has_the_label() -> None:
     assert str(made.sum(engine.RUNNING)) == (
         'sum(vllm_engine_requests_running{cluster=~"$cluster", engine=~"$engine"})'
     )
-    assert str(made.rate(itself.DROPPED)) == 'sum(rate(vitals_steps_dropped_total{cluster=~"$cluster"}[5m]))'
+    assert str(made.rate(self_metrics.DROPPED)) == 'sum(rate(vitals_steps_dropped_total{cluster=~"$cluster"}[5m]))'
 
 
 def test_a_label_named_like_a_parameter_can_be_matched() -> None:
-    assert str(OURS.rate(itself.REJECTED, metric="vllm.request.duration")) == (
+    assert str(OURS.rate(self_metrics.REJECTED, metric="vllm.request.duration")) == (
         'sum(rate(vitals_values_rejected_total{metric="vllm.request.duration"}[5m]))'
     )
 
@@ -262,7 +262,7 @@ def test_vllms_labels_get_our_names() -> None:
     )
 
 
-@pytest.mark.parametrize("metric", [engine.LIMITED, slo.REQUESTS, itself.STEPS, gpu.ENERGY, cache.SAVED_PREFILL])
+@pytest.mark.parametrize("metric", [engine.LIMITED, slo.REQUESTS, self_metrics.STEPS, gpu.ENERGY, cache.SAVED_PREFILL])
 def test_what_vllm_lacks_is_refused(metric) -> None:
     with pytest.raises(Unavailable, match=f"no metric of vLLM's stands for {metric.name}"):
         VLLMS.rate(metric)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from vllm_vitals._util import directory, documents, files, labels, redact
 from vllm_vitals._util import http as download
-from vllm_vitals.aggregation import aggregator as collector
+from vllm_vitals.aggregation import aggregator
 from vllm_vitals.catalog import cache, metric
 from vllm_vitals.config import load as configuration
 from vllm_vitals.config import otel_env as standard
-from vllm_vitals.exporters.otlp import answer, exporter, line, reply, transport
+from vllm_vitals.exporters.otlp import exporter, grpc_transport, line, reply, response
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.ingest import step_queue as tap
 from vllm_vitals.records import step
@@ -77,8 +77,8 @@ BOUNDS = {
         size(reply.MOST_HEAD), f"{size(reply.LONGEST_LINE)} for a line", f"{reply.MOST_INFORMATIONAL - 1} responses",
     ],
     "Body over HTTP": [size(reply.MOST_BODY)],
-    "Message over gRPC": [size(transport.MOST_MESSAGE), size(answer.MOST_PARSED)],
-    "Words: reason": [f"{redact.MOST_SEARCHED:,} characters", f"{answer.MOST_SHOWN} are logged"],
+    "Message over gRPC": [size(grpc_transport.MAX_MESSAGE_BYTES), size(response.MAX_PARSED_BYTES)],
+    "Words: reason": [f"{redact.MOST_SEARCHED:,} characters", f"{response.MAX_SHOWN} are logged"],
     "Secrets that it sends back": [f"any {redact.FRAGMENT} characters", f"from {redact.LEAST_SECRET} characters"],
     "Kinds of failures": [f"{exporter.MOST_KINDS} failures", f"{exporter.MOST_KINDS} remarks"],
     "The pause": [seconds(exporter.LONGEST_PAUSE)],
@@ -90,11 +90,11 @@ BOUNDS = {
     "Frames of all connections": [size(room.MOST)],
     "The names of a model": [f"{step.LONGEST_NAME} characters"],
     "A label value": [f"{labels.LONGEST_LABEL} characters"],
-    "Values of one label": [f"{store.MOST_SCOPES} pairs"],
+    "Values of one label": [f"{store.MAX_SCOPES} pairs"],
     "Reasons of rejections": [str(tap.MOST_REASONS)],
-    "A request's id": [f"{finished.LONGEST_ID} characters", f"{collector.EXEMPLAR_LENGTH} in an exemplar"],
-    "A number": [f"2^{metric.MOST.hex().partition('p+')[2]}", f"{metric.LONGEST / 86400:g} days", f"10^{len(f'{metric.MOST_JOULES:.0f}') - 1} J"],
-    "Positions in a draft": [f"{reader.MOST_POSITIONS} are read", f"{cache.MOST_POSITIONS} have"],
+    "A request's id": [f"{finished.LONGEST_ID} characters", f"{aggregator.EXEMPLAR_LENGTH} in an exemplar"],
+    "A number": [f"2^{metric.MAX_COUNT.hex().partition('p+')[2]}", f"{metric.MAX_LATENCY_SECONDS / 86400:g} days", f"10^{len(f'{metric.MAX_JOULES:.0f}') - 1} J"],
+    "Positions in a draft": [f"{reader.MOST_POSITIONS} are read", f"{cache.MAX_POSITIONS} have"],
 }  # fmt: skip
 """How a row of the page begins: what the bounds in it are by the code."""
 

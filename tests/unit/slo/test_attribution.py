@@ -1,4 +1,4 @@
-"""Which phase is to blame for a limit that was missed: examples worked out by hand."""
+"""The phase that a missed limit is attributed to: examples worked out by hand."""
 
 import math
 from typing import Any
@@ -11,9 +11,7 @@ from tests.unit.slos import counted, request, slo, verdict, violations
 from vllm_vitals.config.settings import Slo
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Facts, Finished, Gone
-from vllm_vitals.slo.baseline import Usual
-from vllm_vitals.slo.evaluator import TOGETHER
-from vllm_vitals.slo.times import Times
+from vllm_vitals.slo.evaluator import BATCH_VERDICTS, Baseline, Times
 
 # A good request waits for 0.1 s, its prefill takes 4 ms for each of 100 prompt tokens, decode 1 s for each of 30 tokens
 # after the first, and 0.1 s go by outside of the engine: 30.6 s.
@@ -25,8 +23,8 @@ def spent(queue: float = 0.1, prefill: float = 0.4, decode: float = 30.0, fronte
                     input_tokens=prompt, output_tokens=tokens)  # fmt: skip
 
 
-def blamed(of: Slo, late: Finished, *before: Finished) -> str:
-    """Return the phase that is to blame for the one limit that a request missed; those before it missed none."""
+def attributed(of: Slo, late: Finished, *before: Finished) -> str:
+    """Return the phase that the one limit missed by a request is attributed to; requests before it missed none."""
     found = violations(of, *before, late)
     assert sum(found.values()) == 1
     return next(iter(found))[1]
@@ -47,7 +45,7 @@ def blamed(of: Slo, late: Finished, *before: Finished) -> str:
      (spent(prefill=36, decode=0, tokens=1), "prefill")],
 )  # fmt: skip
 def test_a_long_request_is_due_to_the_phase_that_went_most_beyond_the_usual(late: Finished, phase: str) -> None:
-    assert blamed(slo(e2e=35), late, spent()) == phase
+    assert attributed(slo(e2e=35), late, spent()) == phase
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_a_long_request_is_due_to_the_phase_that_went_most_beyond_the_usual(late
 def test_a_request_too_long_for_its_limit_is_due_to_what_makes_it_long_unless_more_was_lost_elsewhere(
     late: Finished, phase: str
 ) -> None:
-    assert blamed(slo(e2e=35), late, spent()) == phase
+    assert attributed(slo(e2e=35), late, spent()) == phase
 
 
 @pytest.mark.parametrize(
@@ -81,18 +79,18 @@ def test_a_request_too_long_for_its_limit_is_due_to_what_makes_it_long_unless_mo
 def test_a_late_first_token_is_due_to_the_phase_before_it_that_went_most_beyond_the_usual(
     late: Finished, phase: str
 ) -> None:
-    assert blamed(slo(ttft=2), late, spent()) == phase
+    assert attributed(slo(ttft=2), late, spent()) == phase
 
 
 @pytest.mark.parametrize("late", [spent(queue=10, prompt=None), spent(queue=10, tokens=None)])
 def test_without_its_length_there_is_no_telling_what_a_request_usually_takes(late: Finished) -> None:
-    assert blamed(slo(e2e=35), late, spent()) == "unknown"
+    assert attributed(slo(e2e=35), late, spent()) == "unknown"
 
 
 def test_how_much_came_after_it_does_not_matter_to_the_first_token() -> None:
     late = spent(queue=4.5, tokens=None)
     assert verdict(slo(ttft=2), late) == "bad"
-    assert blamed(slo(ttft=2), late, spent()) == "queue"
+    assert attributed(slo(ttft=2), late, spent()) == "queue"
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,8 @@ def test_how_much_came_after_it_does_not_matter_to_the_first_token() -> None:
     ids=["none", "abort", "error", "no prompt tokens", "no tokens", "no prefill", "prefill nan"],
 )  # fmt: skip
 def test_the_longest_phase_is_to_blame_before_a_good_request_has_told_what_is_usual(before: list[Finished]) -> None:
-    assert blamed(slo(e2e=35, errors="ignore"), spent(queue=10), *before) == "decode"
-    assert blamed(slo(e2e=35, errors="ignore"), spent(queue=10), *before, spent()) == "queue"
+    assert attributed(slo(e2e=35, errors="ignore"), spent(queue=10), *before) == "decode"
+    assert attributed(slo(e2e=35, errors="ignore"), spent(queue=10), *before, spent()) == "queue"
 
 
 def test_what_is_good_later_is_not_usual_yet() -> None:
@@ -119,15 +117,15 @@ def test_bad_requests_do_not_become_usual() -> None:
 
 def test_an_abort_that_is_judged_good_is_as_usual_as_any() -> None:
     of = slo(e2e=35, aborts="judge")
-    assert blamed(of, spent(queue=10), spent(reason="abort")) == "queue"
+    assert attributed(of, spent(queue=10), spent(reason="abort")) == "queue"
     cut_off = Finished("abort", duration=1.0, queue=1.0, output_tokens=0)
-    assert blamed(of, spent(queue=10), cut_off) == "decode"
+    assert attributed(of, spent(queue=10), cut_off) == "decode"
 
 
 def test_after_requests_of_one_token_all_of_decode_is_more_than_usual() -> None:
     of, one = slo(e2e=35), spent(decode=0, tokens=1)
-    assert blamed(of, spent(queue=10), one) == "decode"
-    assert blamed(of, spent(queue=36, decode=0, tokens=1), one) == "queue"
+    assert attributed(of, spent(queue=10), one) == "decode"
+    assert attributed(of, spent(queue=36, decode=0, tokens=1), one) == "queue"
 
 
 def test_each_slo_learns_from_the_requests_that_are_good_for_it() -> None:
@@ -138,12 +136,12 @@ def test_each_slo_learns_from_the_requests_that_are_good_for_it() -> None:
 
 def sums(*requests: Finished) -> list[list[float]]:
     """Return what the next request finds: seconds of each phase, and what these are in proportion to."""
-    usual, first = Usual(1), np.array([0])
+    baseline, first = Baseline(1), np.array([0])
     for each in requests:
         columns = Requests([each])
-        usual.follow(np.array([[True]]), Times(columns, columns.ended("abort")), first, first)
+        baseline.update(np.array([[True]]), Times(columns, columns.ended("abort")), first, first)
     columns = Requests([spent()])
-    found = usual.follow(np.array([[False]]), Times(columns, columns.ended("abort")), first, first)
+    found = baseline.update(np.array([[False]]), Times(columns, columns.ended("abort")), first, first)
     return found.reshape(2, 4).tolist()
 
 
@@ -187,7 +185,7 @@ def test_where_none_was_good_a_long_request_is_due_to_its_longest_phase(times: d
 
 def test_slow_tokens_are_due_to_decode() -> None:
     assert violations(slo(tpot=0.9), request(queue=5.0, duration=11.5)) == {("tpot", "decode"): 1}
-    assert blamed(slo(tpot=1.1), spent(queue=500, decode=40), spent()) == "decode"
+    assert attributed(slo(tpot=1.1), spent(queue=500, decode=40), spent()) == "decode"
 
 
 def test_each_limit_that_is_missed_counts_and_the_request_once() -> None:
@@ -208,11 +206,11 @@ def test_a_miss_whose_parts_are_not_known_has_no_phase(lost: dict[str, Any]) -> 
 
 def test_more_than_are_judged_at_a_time_are_counted_as_if_they_came_one_by_one() -> None:
     late = spent(queue=10)
-    collector = collect(facts(), slos=[{"name": "a", "target": 0.9, "e2e": 35}])
-    collector.add([finished(late, spent(), *[late] * (2 * TOGETHER))])
-    see = Sight(collector)
+    aggregator = collect(facts(), slos=[{"name": "a", "target": 0.9, "e2e": 35}])
+    aggregator.add([finished(late, spent(), *[late] * (2 * BATCH_VERDICTS))])
+    see = Sight(aggregator)
     assert see.of_engine("vllm_slo_violations_total", slo="a", objective="e2e", phase="decode") == 1
-    assert see.of_engine("vllm_slo_violations_total", slo="a", objective="e2e", phase="queue") == 2 * TOGETHER
+    assert see.of_engine("vllm_slo_violations_total", slo="a", objective="e2e", phase="queue") == 2 * BATCH_VERDICTS
     assert see.of_engine("vllm_slo_requests_total", slo="a", outcome="good") == 1
 
 

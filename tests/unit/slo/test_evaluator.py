@@ -7,10 +7,10 @@ import pytest
 
 from tests.unit.builders import MODEL, Sight, collect, facts, feed, finished, page, step
 from tests.unit.slos import counted, request, slo, verdict, violations
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Facts, Finished, Gone
-from vllm_vitals.slo.evaluator import Judge
+from vllm_vitals.slo.evaluator import SloEvaluator
 
 # --- What is measured
 
@@ -212,14 +212,14 @@ def test_targets_and_limits_can_be_read_before_there_is_an_engine() -> None:
 
 
 def test_without_slos_nothing_is_shown_of_them() -> None:
-    collector = collect(facts(), finished(request()), slos=[])
-    assert "slo" not in page(collector)
+    aggregator = collect(facts(), finished(request()), slos=[])
+    assert "slo" not in page(aggregator)
 
 
 def test_finished_requests_are_counted_where_they_finish() -> None:
-    collector = collect(facts("0"), facts("1"), slos=TWO)
-    feed(collector, finished(request(), request(duration=8.5)), finished(request(), engine="1"), step(engine="1"))
-    see = Sight(collector)
+    aggregator = collect(facts("0"), facts("1"), slos=TWO)
+    feed(aggregator, finished(request(), request(duration=8.5)), finished(request(), engine="1"), step(engine="1"))
+    see = Sight(aggregator)
     for engine, good, bad, tokens in (("0", 1, 1, 5), ("1", 1, 0, 5)):
         assert see.of_engine("vllm_slo_requests_total", engine, slo="chat", outcome="good") == good
         assert see.of_engine("vllm_slo_requests_total", engine, slo="chat", outcome="bad") == bad
@@ -231,10 +231,10 @@ def test_finished_requests_are_counted_where_they_finish() -> None:
 
 
 def test_what_finished_many_at_a_time_is_all_counted() -> None:
-    collector = collect(facts(), slos=TWO)
+    aggregator = collect(facts(), slos=TWO)
     for _ in range(10):
-        collector.add([finished(*(request() for _ in range(50))) for _ in range(3)])
-    assert Sight(collector).of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 1500
+        aggregator.add([finished(*(request() for _ in range(50))) for _ in range(3)])
+    assert Sight(aggregator).of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 1500
 
 
 def test_counts_outlive_a_restart_of_the_engine() -> None:
@@ -260,12 +260,12 @@ def test_a_judge_that_fails_costs_the_other_metrics_nothing(monkeypatch: pytest.
     def explode(*_: Any) -> Any:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(Judge, "judge", explode)
+    monkeypatch.setattr(SloEvaluator, "evaluate", explode)
     see = Sight(collect(facts(), finished(request()), slos=TWO))
     assert see.of_engine("vllm_request_duration_seconds_count") == 1
     assert see("vitals_errors_total", process="0", stage="collect") == 1
 
 
 def test_the_collector_is_made_of_settings_with_slos() -> None:
-    assert Collector(Settings(slos=TWO))._judge is not None  # type: ignore[arg-type]
-    assert Collector(Settings())._judge is None
+    assert Aggregator(Settings(slos=TWO))._slo_evaluator is not None  # type: ignore[arg-type]
+    assert Aggregator(Settings())._slo_evaluator is None

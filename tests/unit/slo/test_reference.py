@@ -14,7 +14,7 @@ from vllm_vitals.catalog.slo import COUNTERS, EXCLUDED, OBJECTIVES, REQUESTS, TO
 from vllm_vitals.config.settings import Slo
 from vllm_vitals.records.request_batch import Requests
 from vllm_vitals.records.step import Finished
-from vllm_vitals.slo.evaluator import Judge
+from vllm_vitals.slo.evaluator import SloEvaluator
 
 
 def known(value: float | None, most: float = 7 * 86400.0) -> float | None:
@@ -97,7 +97,7 @@ def measure(slo: Slo, each: Finished, usual: Before) -> tuple[list[tuple[str, st
             continue
         taken, at_least = take(objective, each, duration, phases["decode"])
         if taken is not None and taken > limit:
-            missed.append((objective, blame(objective, limit, phases, usual.of(each))))
+            missed.append((objective, attribute(objective, limit, phases, usual.of(each))))
         elif taken is None or at_least:
             unclear = True
     return missed, unclear
@@ -117,7 +117,7 @@ def take(objective: str, each: Finished, duration: float | None, decode: float |
     return (None if duration is None or decode is None else max(duration - decode, 0.0)), False
 
 
-def blame(objective: str, limit: float, phases: dict[str, float | None], usual: dict[str, float]) -> str:
+def attribute(objective: str, limit: float, phases: dict[str, float | None], usual: dict[str, float]) -> str:
     if objective == "tpot":
         return "decode"
     if phases["frontend"] is None:
@@ -158,14 +158,14 @@ def test_many_at_once_are_judged_as_one_at_a_time(slos: list[Slo], requests: lis
         usual = Before()
         for one in requests:
             expected.update({(metric, each.name, *own): n for (metric, *own), n in reference(each, one, usual).items()})
-    judge = Judge(slos)
-    learned = judge.usual()
-    series = {metric: set(judge.series(metric)) for metric in COUNTERS}
+    evaluator = SloEvaluator(slos)
+    baseline = evaluator.new_baseline()
+    series = {metric: set(evaluator.series(metric)) for metric in COUNTERS}
     found: Tally[Any] = Tally()
     for first, end in pairwise([0, *sorted(cut for cut in cuts if cut < len(requests)), len(requests)]):
-        got = judge.judge(Requests(requests[first:end]), learned)
+        got = evaluator.evaluate(Requests(requests[first:end]), baseline)
         for metric in COUNTERS:
-            for labels, count in zip(judge.labels[metric], got[metric].ravel().tolist(), strict=True):
+            for labels, count in zip(evaluator.labels[metric], got[metric].ravel().tolist(), strict=True):
                 if count:
                     found[(metric, *labels)] += count
                     assert labels in series[metric], "it was not there from the start"

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
 
 from tests.unit.builders import examples
-from vllm_vitals.store.exponential import FINEST, MOST_BUCKETS, Exponential
+from vllm_vitals.store.series import MAX_BUCKETS, MAX_SCALE, Exponential
 
 SMALLEST = 2.0**-1022
 
@@ -47,7 +47,7 @@ def of_sdk(values: Sequence[float]) -> tuple[int, int, dict[int, int]]:
 
 def is_clear(value: float) -> bool:
     """Tell whether a value is no bound of a bucket, nor so near that a rounded logarithm takes it for one."""
-    place = math.ldexp(math.log2(value), FINEST)
+    place = math.ldexp(math.log2(value), MAX_SCALE)
     return abs(place - round(place)) > 1e-4
 
 
@@ -70,7 +70,7 @@ def test_it_is_the_sdks(given_values: list[float]) -> None:
 def test_a_power_of_two_belongs_to_the_bucket_that_it_ends(exponent: int) -> None:
     made = filled([2.0**exponent])
     assert (made.scale, made.zeros, buckets(made)) == of_sdk([2.0**exponent])
-    assert buckets(made) == {exponent * 2**FINEST - 1: 1}
+    assert buckets(made) == {exponent * 2**MAX_SCALE - 1: 1}
 
 
 @pytest.mark.parametrize("value", [5e-324, SMALLEST, 1e-9, 0.3, 1.0, 12345.678, 1.7976931348623157e308])
@@ -78,32 +78,32 @@ def test_one_value_has_one_bucket_that_holds_it(value: float) -> None:
     made = filled([value])
     (place,) = buckets(made)
     log = math.log2(value) * 2.0**made.scale
-    assert (made.scale, list(made.counts), made.zeros) == (FINEST, [1], 0)
+    assert (made.scale, list(made.counts), made.zeros) == (MAX_SCALE, [1], 0)
     assert place == pytest.approx(log, abs=1.001)
 
 
 def test_the_tiniest_and_the_hugest_share_160_buckets() -> None:
     made = filled([5e-324, 1.7976931348623157e308])
     assert sum(buckets(made).values()) == 2
-    assert len(made.counts) <= MOST_BUCKETS
+    assert len(made.counts) <= MAX_BUCKETS
 
 
 def test_zeros_are_counted_apart_and_cost_no_scale() -> None:
     made = filled([0.0, 0.0], [-0.0], [])
-    assert (made.scale, made.zeros, buckets(made)) == (FINEST, 3, {})
+    assert (made.scale, made.zeros, buckets(made)) == (MAX_SCALE, 3, {})
     made.add(np.array([0.0, 3.0]))
-    assert (made.scale, made.zeros, sum(made.counts)) == (FINEST, 4, 1)
+    assert (made.scale, made.zeros, sum(made.counts)) == (MAX_SCALE, 4, 1)
 
 
 @examples(150)
 @given(st.lists(st.lists(st.one_of(st.just(0.0), st.floats(5e-324, 1.7e308), latencies), max_size=12), max_size=8))
 def test_it_keeps_every_value_in_160_buckets_and_never_grows_finer(batches: list[list[float]]) -> None:
     made = Exponential()
-    scale, count = FINEST, 0
+    scale, count = MAX_SCALE, 0
     for batch in batches:
         made.add(np.array(batch, dtype=np.float64))
         count += len(batch)
-        assert len(made.counts) <= MOST_BUCKETS
+        assert len(made.counts) <= MAX_BUCKETS
         assert made.scale <= scale
         assert int(made.counts.sum()) + made.zeros == count
         assert (made.counts >= 0).all()

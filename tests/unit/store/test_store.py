@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import ENGINE, Sight, collect, examples, feed, step
 from vllm_vitals._util.labels import LONGEST_LABEL
-from vllm_vitals.catalog.cache import ADAPTERS, LORA_REQUESTS
+from vllm_vitals.catalog.cache import LORA_REQUESTS, MAX_ADAPTERS
 from vllm_vitals.catalog.metric import Counter, Gauge, Label
 from vllm_vitals.store import store
 from vllm_vitals.store.store import OTHER, Family
@@ -143,7 +143,7 @@ def test_long_names_that_are_cut_to_the_same_add_up() -> None:
 
 
 def test_engines_past_the_cap_share_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_SCOPES", 3)
+    monkeypatch.setattr(store, "MAX_SCOPES", 3)
     family = Family(COUNTER, Tally())
     for engine in range(6):
         family.number(("m", str(engine)), ("a",)).add(1)
@@ -158,19 +158,19 @@ def test_a_thousand_adapters_in_one_step_stay_bounded_and_add_up() -> None:
     names = {f"lora-{n}": 1 for n in range(1000)}
     see = Sight(collect(step(running=1, lora_running=names, lora_waiting=names)))
     series = see.labels("vllm_lora_requests")
-    assert len(series) == 2 * (ADAPTERS + 1)
-    assert len({each["adapter"] for each in series}) == ADAPTERS + 1
+    assert len(series) == 2 * (MAX_ADAPTERS + 1)
+    assert len({each["adapter"] for each in series}) == MAX_ADAPTERS + 1
     for state in ("running", "waiting"):
-        assert see.of_engine("vllm_lora_requests", adapter=OTHER, state=state) == 1000 - ADAPTERS
+        assert see.of_engine("vllm_lora_requests", adapter=OTHER, state=state) == 1000 - MAX_ADAPTERS
 
 
 def test_a_thousand_adapters_one_after_another_each_get_their_series() -> None:
-    collector = collect()
+    aggregator = collect()
     for n in range(1000):
-        feed(collector, step(running=1, lora_running={f"lora-{n}": 1}))
-        assert [key[2:] for key in collector.store[LORA_REQUESTS].cells] == [(f"lora-{n}", "running")]
+        feed(aggregator, step(running=1, lora_running={f"lora-{n}": 1}))
+        assert [key[2:] for key in aggregator.store[LORA_REQUESTS].cells] == [(f"lora-{n}", "running")]
 
 
 def test_adapters_go_away_when_none_is_in_use() -> None:
-    collector = collect(step(running=1, lora_running={"a": 1}), step(101.0, running=0))
-    assert not collector.store[LORA_REQUESTS].cells
+    aggregator = collect(step(running=1, lora_running={"a": 1}), step(101.0, running=0))
+    assert not aggregator.store[LORA_REQUESTS].cells

@@ -26,7 +26,7 @@ from msgspec.structs import fields
 from tests.unit.builders import Sight, examples, facts, finished, page, step
 from tests.unit.wire import GREETING, Client, short_directory
 from tests.waiting import wait_until
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.config.settings import Settings
@@ -47,7 +47,7 @@ from vllm_vitals.records.step import (
     Step,
     Unread,
 )
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport import receiver
 from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, WireError, frame
 from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client
@@ -88,7 +88,7 @@ RECORDS: list[Record] = [
         running=1, kv_cache_usage=0.5, inter_token_latencies=LATENCIES, inter_token_repeats=3, graph_tokens={"full": 5}
     ),
     step(evictions=Evictions(LATENCIES), speculation=Speculation(1, 3, (1, 1, 0)), unknown_connectors=("X",)),
-    step(connectors=tuple(Reported(each.name, ("a",) * len(each.labels), LATENCIES) for each in CONNECTORS[:8])),
+    step(connectors=tuple(Reported(each.name, ("a",) * len(each.labels), LATENCIES) for each in list(CONNECTORS)[:8])),
     finished(Finished("stop", time=1.0, duration=2.0, input_tokens=5, request_id="r"), Finished("length")),
     facts("0", "lora", buckets={"step": [1.0, 2.0]}, info={"a": "b"}, kv_cache_tokens=100, gpus=2),
     Sleep("m", "0", "awake", 1.0),
@@ -213,18 +213,18 @@ class Good:
         now = time.monotonic()
         return Step("good", "7", time.time(), now, 10.0, running=self.told % 5, iterated=True, generation_tokens=3)
 
-    def is_shown(self, collector: Collector) -> bool:
+    def is_shown(self, aggregator: Aggregator) -> bool:
         """Tell whether each of its steps counts, and the last one is what its engine is at."""
         own = {"model_name": "good", "engine": "7"}
         names = ("vitals_steps_total", "vllm_tokens_generation_total", "vllm_engine_requests_running", "vllm_engine_up")
-        see = Sight(collector)
+        see = Sight(aggregator)
         return [see(name, **own) for name in names] == [self.told, 3 * self.told, self.told % 5, 1]
 
 
-def check_what_is_shown(collector: Collector) -> None:
+def check_what_is_shown(aggregator: Aggregator) -> None:
     """See that whoever asks gets an answer, and no number in it that cannot be true."""
-    assert all(page(collector, openmetrics=openmetrics) for openmetrics in (False, True))
-    for family in collector.store:
+    assert all(page(aggregator, openmetrics=openmetrics) for openmetrics in (False, True))
+    for family in aggregator.store:
         for cell in family.cells.values():
             shown = [cell.total, *cell.counts] if isinstance(cell, HistogramCell) else [cell.value]
             assert all(math.isfinite(value) and value >= 0 for value in shown), family.metric.name
@@ -248,8 +248,8 @@ def test_little_memory_is_taken_by_mutants(chance: random.Random, frames: int) -
 def test_mutants_are_messages_or_errors_and_cost_nobody_else_a_step(chance: random.Random, frames: int) -> None:
     """What can be decoded is read and added up, beside what a good process tells."""
     understood, good = 0, Good()
-    collector = Collector(Settings(exemplars=True))
-    merger = Merger(collector, serves=False)
+    aggregator = Aggregator(Settings(exemplars=True))
+    merger = Merger(aggregator, serves=False)
     merger.take("good", Good.KNOWN, 0.0)
     for number in range(frames):
         with suppress(WireError):
@@ -261,10 +261,10 @@ def test_mutants_are_messages_or_errors_and_cost_nobody_else_a_step(chance: rand
         if number % 2000 == 0:
             merger.leave("bad")
     merger.finish()
-    assert good.is_shown(collector)
-    check_what_is_shown(collector)
+    assert good.is_shown(aggregator)
+    check_what_is_shown(aggregator)
     assert frames // 4 < understood < frames
-    assert any(collector.store.rejects), "some of it was added up"
+    assert any(aggregator.store.rejects), "some of it was added up"
 
 
 @pytest.mark.parametrize("head", HEADS[:7], ids=bytes.hex)
@@ -292,8 +292,8 @@ def test_a_receiver_goes_on_whatever_is_sent_to_it(
     good = Good()
     with short_directory() as made:
         path: Path = made / "d" / "s"
-        collector = Collector(Settings())
-        host = Host(collector, path, serves=False)
+        aggregator = Aggregator(Settings())
+        host = Host(aggregator, path, serves=False)
         host.start({})
         client = Client(path)
         client.greet(Hello(PROTOCOL, GREETING.process, "0", 1, list(Good.KNOWN)))
@@ -307,9 +307,9 @@ def test_a_receiver_goes_on_whatever_is_sent_to_it(
             bad.close()
             assert client.tell(number, good.step(), until=time.monotonic()) == Taken(number)
         wait_until(lambda: host._receiver.connections == 1)
-        wait_until(lambda: good.is_shown(collector))
-        check_what_is_shown(collector)
+        wait_until(lambda: good.is_shown(aggregator))
+        check_what_is_shown(aggregator)
         client.close()
         host.stop()
-    assert Sight(collector)("vitals_errors_total", process="0", stage="wire")
+    assert Sight(aggregator)("vitals_errors_total", process="0", stage="wire")
     assert "could not be added up" not in caplog.text

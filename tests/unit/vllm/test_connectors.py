@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, step
 from tests.unit.vllm.test_hostile_stats import scalars, values
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
-from vllm_vitals.catalog import itself
+from vllm_vitals.catalog import self_metrics
 from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
 from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import OTHER, Dialect, Record, Reported, Step, Unread
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport.messages import Batch, encode, from_client
 from vllm_vitals.vllm.connectors import MOST_CONNECTORS, as_told
 from vllm_vitals.vllm.reader import Reader
@@ -238,20 +238,20 @@ def sent(*records: Record) -> list[Record]:
 
 def taken(
     connector: str, *stats: Any, way: Callable[..., list[Record]] = at_once, complaints: list[Any] | None = None
-) -> Collector:
+) -> Aggregator:
     """Return a collector to which a connector reported, one step after another."""
     given_ = [call(each, 100.0 + place) for place, each in enumerate(stats)]
-    collector = Collector(Settings())
+    aggregator = Aggregator(Settings())
     heard: list[Any] = [] if complaints is None else complaints
-    collector.add(way(Dialect(MODEL, 0.0, connector=connector), given_, lambda *said: heard.append(said)))
-    return collector
+    aggregator.add(way(Dialect(MODEL, 0.0, connector=connector), given_, lambda *said: heard.append(said)))
+    return aggregator
 
 
-def shown(collector: Collector) -> Numbers:
+def shown(aggregator: Aggregator) -> Numbers:
     """Return what is held of connectors: numbers, and of histograms how many and their sum."""
     found: Numbers = {}
     for metric in CONNECTORS:
-        for key, cell in collector.store[metric].cells.items():
+        for key, cell in aggregator.store[metric].cells.items():
             assert key[:2] == (MODEL, "0")
             if isinstance(cell, HistogramCell):
                 cell.settle()
@@ -267,8 +267,8 @@ def near(expected: Numbers) -> Numbers:
     }
 
 
-def unknown(collector: Collector) -> dict[str, float]:
-    cells = collector.store[itself.UNKNOWN_CONNECTORS].cells
+def unknown(aggregator: Aggregator) -> dict[str, float]:
+    cells = aggregator.store[self_metrics.UNKNOWN_CONNECTORS].cells
     return {key[2]: getattr(cell, "value", math.nan) for key, cell in cells.items()}
 
 
@@ -280,9 +280,9 @@ def test_what_each_class_reports(
     connector: str, stats: Any, expected: Numbers, way: Callable[..., list[Record]]
 ) -> None:
     complaints: list[Any] = []
-    collector = taken(connector, stats, way=way, complaints=complaints)
-    assert shown(collector) == near(expected)
-    assert (unknown(collector), complaints) == ({}, [])
+    aggregator = taken(connector, stats, way=way, complaints=complaints)
+    assert shown(aggregator) == near(expected)
+    assert (unknown(aggregator), complaints) == ({}, [])
 
 
 def test_every_rule_is_tried_above() -> None:
@@ -293,8 +293,8 @@ def test_every_rule_is_tried_above() -> None:
 
 
 def test_counters_add_up_and_histograms_go_on() -> None:
-    collector = taken("NixlConnector", NIXL, NIXL, {**NIXL, "bytes_transferred": [8]})
-    found = shown(collector)
+    aggregator = taken("NixlConnector", NIXL, NIXL, {**NIXL, "bytes_transferred": [8]})
+    found = shown(aggregator)
     assert found["vllm.kv_transfer.io NixlConnector receive"] == 2 * 1052672 + 8
     assert found["vllm.kv_transfer.size NixlConnector receive"] == (5, 2 * 1052672 + 8)
     assert found["vllm.kv_transfer.failures NixlConnector transfer"] == 9
@@ -331,8 +331,8 @@ def test_what_has_not_failed_yet_begins_at_zero() -> None:
 
 
 def test_there_are_no_series_before_a_connector_reports() -> None:
-    collector = collect(facts("0", "kv_connector", "kv_consumer"), step(running=1))
-    assert shown(collector) == {}
+    aggregator = collect(facts("0", "kv_connector", "kv_consumer"), step(running=1))
+    assert shown(aggregator) == {}
 
 
 # Classes of which nothing is known
@@ -356,15 +356,15 @@ def test_there_are_no_series_before_a_connector_reports() -> None:
 def test_an_unknown_class_is_passed_over_and_counted_once(
     stats: Any, names: set[str], way: Callable[..., list[Record]]
 ) -> None:
-    collector = taken("LMCacheConnectorV1", stats, stats, stats, way=way)
-    assert unknown(collector) == dict.fromkeys(names, 1)
-    assert shown(collector) == {}
+    aggregator = taken("LMCacheConnectorV1", stats, stats, stats, way=way)
+    assert unknown(aggregator) == dict.fromkeys(names, 1)
+    assert shown(aggregator) == {}
 
 
 def test_an_unknown_class_counts_once_however_many_readers_and_starts_tell_of_it() -> None:
     """With a sidecar two read for one engine: what a process could not write down, it reads itself."""
-    collector = Collector(Settings())
-    merger = Merger(collector)
+    aggregator = Aggregator(Settings())
+    merger = Merger(aggregator)
     stats = SimpleNamespace(num_running_reqs=1, kv_connector_stats={"x": 1})
     call = (100.0, stats, None, None, 0)
     for process in ("0", "1"):
@@ -374,16 +374,16 @@ def test_an_unknown_class_counts_once_however_many_readers_and_starts_tell_of_it
             told = [*Bearer(0, reader).bear([(100.0, write(call)), call], 0.0)]
             assert [type(record) for record in told] == [Unread, Step]
             merger.take(process, [dialect, *told], 200.0)
-    collector.add([facts()])
+    aggregator.add([facts()])
     merger.take("0", [step(clock=300.0, unknown_connectors=("LMCacheConnectorV1", "Other"))], 300.0)
     merger.finish()
-    assert unknown(collector) == {"LMCacheConnectorV1": 1, "Other": 1}
+    assert unknown(aggregator) == {"LMCacheConnectorV1": 1, "Other": 1}
 
 
 def test_one_that_is_known_is_shown_beside_one_that_is_not() -> None:
-    collector = taken("MultiConnector", {"NixlConnector": NIXL, "LMCacheConnectorV1": {"x": [1]}})
-    assert shown(collector) == near(SHOWN_OF_NIXL)
-    assert unknown(collector) == {"LMCacheConnectorV1": 1}
+    aggregator = taken("MultiConnector", {"NixlConnector": NIXL, "LMCacheConnectorV1": {"x": [1]}})
+    assert shown(aggregator) == near(SHOWN_OF_NIXL)
+    assert unknown(aggregator) == {"LMCacheConnectorV1": 1}
 
 
 def test_a_class_is_unknown_where_vllms_configuration_does_not_name_it() -> None:
@@ -396,8 +396,8 @@ def test_classes_without_end_are_bounded() -> None:
     known = [
         {f"Connector{100 * first + place}": {"bytes_transferred": [2]} for place in range(100)} for first in range(20)
     ]
-    collector = taken("MultiConnector", *known)
-    cells = collector.store[IO].cells
+    aggregator = taken("MultiConnector", *known)
+    cells = aggregator.store[IO].cells
     assert len(cells) == IO.labels[0].cap + 1
     # Sixteen of each step are read, two bytes of each; those past the cap add up.
     assert sum(getattr(cell, "value", 0) for cell in cells.values()) == 20 * MOST_CONNECTORS * 2
@@ -406,8 +406,8 @@ def test_classes_without_end_are_bounded() -> None:
 
 def test_tiers_without_end_are_bounded() -> None:
     tiers = {(f"{number}:x",): 1 for number in range(500)}
-    collector = taken("OffloadingConnector", {"types": {}, "data": {"vllm:kv_offload_tiering_chunk_queries": tiers}})
-    found = shown(collector)
+    aggregator = taken("OffloadingConnector", {"types": {}, "data": {"vllm:kv_offload_tiering_chunk_queries": tiers}})
+    found = shown(aggregator)
     assert len(found) == 17
     assert found[f"vllm.kv_offload.queried_blocks OffloadingConnector {OTHER}"] == 484
 
@@ -420,23 +420,23 @@ def reported(clock: float, connector: str, usage: float) -> Step:
 
 
 def test_a_gauge_stays_until_its_connector_says_otherwise(clock: Clock) -> None:
-    sight = Sight(collector := collect(reported(100, "A", 0.5), reported(101, "B", 0.25), step(102, running=1)))
+    sight = Sight(aggregator := collect(reported(100, "A", 0.5), reported(101, "B", 0.25), step(102, running=1)))
     clock.now = 102
     assert [sight.of_engine("vllm_kv_offload_usage_ratio", connector=name) for name in "AB"] == [0.5, 0.25]
-    feed(collector, reported(103, "A", 0.75))
+    feed(aggregator, reported(103, "A", 0.75))
     assert [sight.of_engine("vllm_kv_offload_usage_ratio", connector=name) for name in "AB"] == [0.75, 0.25]
 
 
 def test_a_step_that_comes_late_adds_up_but_sets_no_gauge_back() -> None:
     late = reported(100.5, "A", 0.125)
     late.connectors += (Reported(IO.name, ("A", "load"), array("d", [7.0])),)
-    collector = collect(reported(100, "A", 0.5), reported(101, "A", 0.25), late)
-    assert shown(collector) == {"vllm.kv_offload.usage A": 0.25, "vllm.kv_transfer.io A load": 7}
+    aggregator = collect(reported(100, "A", 0.5), reported(101, "A", 0.25), late)
+    assert shown(aggregator) == {"vllm.kv_offload.usage A": 0.25, "vllm.kv_transfer.io A load": 7}
 
 
 def test_a_gauge_of_an_engine_that_fell_silent_goes_away(clock: Clock) -> None:
-    collector = collect(reported(100, "A", 0.5), stale_after=10)
-    sight = Sight(collector)
+    aggregator = collect(reported(100, "A", 0.5), stale_after=10)
+    sight = Sight(aggregator)
     assert sight.of_engine("vllm_kv_offload_usage_ratio", connector="A") == 0.5
     clock.now = 111
     assert sight.of_engine("vllm_kv_offload_usage_ratio", connector="A") is None
@@ -465,11 +465,11 @@ def test_a_report_is_read_as_it_was_told(keep: Callable[..., Any]) -> None:
         records = Recall().read("p", [dialect, *Bearer(0, reader).bear(calls, EPOCH)], EPOCH)
     else:
         records = list(reader.read(calls, EPOCH))
-    collector = Collector(Settings())
-    collector.add(records)
+    aggregator = Aggregator(Settings())
+    aggregator.add(records)
     assert [record.running for record in records if isinstance(record, Step)] == [3, 3, 3]
-    assert shown(collector)["vllm.kv_transfer.io NixlConnector receive"] == 2 * 1052672
-    assert shown(collector)["vllm.kv_transfer.failures NixlConnector transfer"] == 2 * 3
+    assert shown(aggregator)["vllm.kv_transfer.io NixlConnector receive"] == 2 * 1052672
+    assert shown(aggregator)["vllm.kv_transfer.failures NixlConnector transfer"] == 2 * 3
 
 
 def test_a_step_without_a_report_is_kept_as_it_is() -> None:
@@ -494,7 +494,7 @@ def test_a_report_that_cannot_be_kept_is_read_as_it_is() -> None:
 @pytest.mark.parametrize("connector", ["NixlConnector", ""])
 def test_only_an_engine_with_a_connector_pays_for_that(connector: str, make_runtime: Callable[..., Runtime]) -> None:
     runtime = make_runtime()
-    tap, _ = runtime._way(MODEL, facts(info={"kv_connector": connector} if connector else {}), runtime.collector)
+    tap, _ = runtime._way(MODEL, facts(info={"kv_connector": connector} if connector else {}), runtime.aggregator)
     stats = SimpleNamespace(kv_connector_stats=NIXL)
     tap.record(stats, None, None, 0)
     ((_, kept, *_),) = tap.queue
@@ -508,20 +508,22 @@ def test_only_an_engine_with_a_connector_pays_for_that(connector: str, make_runt
     ("values", "refused"), [([-1.0, 2.0], "negative"), ([math.nan, 2.0], "not_finite"), ([math.inf, 2.0], "not_finite")]
 )
 def test_numbers_that_cannot_be_true_are_refused_and_counted(values: list[float], refused: str) -> None:
-    collector = taken("NixlConnector", {"bytes_transferred": values, "num_failed_transfers": values})
-    found = shown(collector)
+    aggregator = taken("NixlConnector", {"bytes_transferred": values, "num_failed_transfers": values})
+    found = shown(aggregator)
     assert found["vllm.kv_transfer.size NixlConnector receive"] == (1, 2)
     assert found["vllm.kv_transfer.io NixlConnector receive"] == 2
     assert found["vllm.kv_transfer.failures NixlConnector transfer"] == 2
     for name in ("vllm.kv_transfer.size", "vllm.kv_transfer.io", "vllm.kv_transfer.failures"):
-        assert collector.store.rejects[name, refused] == 1
+        assert aggregator.store.rejects[name, refused] == 1
 
 
 @pytest.mark.parametrize("value", ["many", b"x", {"a": 1}, [1, "two", 3], None, [[1]], object()])
 def test_what_is_no_number_is_left_out_and_complained_of(value: Any) -> None:
     complaints: list[Any] = []
-    collector = taken("NixlConnector", {"bytes_transferred": value, "num_failed_transfers": [1]}, complaints=complaints)
-    found = shown(collector)
+    aggregator = taken(
+        "NixlConnector", {"bytes_transferred": value, "num_failed_transfers": [1]}, complaints=complaints
+    )
+    found = shown(aggregator)
     assert found["vllm.kv_transfer.failures NixlConnector transfer"] == 1
     assert found["vllm.kv_transfer.io NixlConnector receive"] == (4 if value == [1, "two", 3] else 0)
     assert {said[0] for said in complaints} == {"kv_connector_stats of NixlConnector: bytes_transferred"}
@@ -536,8 +538,8 @@ class Sulking(dict[str, Any]):
 
 def test_a_report_that_raises_costs_only_itself() -> None:
     complaints: list[Any] = []
-    collector = taken("NixlConnector", Sulking(x=1), NIXL, complaints=complaints)
-    assert shown(collector) == near(SHOWN_OF_NIXL)
+    aggregator = taken("NixlConnector", Sulking(x=1), NIXL, complaints=complaints)
+    assert shown(aggregator) == near(SHOWN_OF_NIXL)
     assert [said[0] for said in complaints] == ["SchedulerStats.kv_connector_stats"]
 
 
@@ -559,11 +561,11 @@ reports = st.dictionaries(names, st.one_of(contents, values, operations), max_si
 @examples(200)
 @given(st.lists(reports, max_size=3))
 def test_no_report_raises_or_shows_a_number_that_cannot_be_true(stats: list[Any]) -> None:
-    collector = taken("NixlConnector", *stats, NIXL)
-    for number in shown(collector).values():
+    aggregator = taken("NixlConnector", *stats, NIXL)
+    for number in shown(aggregator).values():
         assert all(math.isfinite(each) and each >= 0 for each in (number if isinstance(number, tuple) else (number,)))
-    assert shown(collector)["vllm.kv_transfer.failures NixlConnector notification"] >= 1
-    collector.refresh()
+    assert shown(aggregator)["vllm.kv_transfer.failures NixlConnector notification"] >= 1
+    aggregator.refresh()
 
 
 @pytest.mark.parametrize(
@@ -572,9 +574,9 @@ def test_no_report_raises_or_shows_a_number_that_cannot_be_true(stats: list[Any]
 def test_what_another_release_of_ours_sends_is_passed_over(odd: tuple[str, tuple[str, ...]]) -> None:
     ones = array("d", [1.0])
     told = (Reported(*odd, ones), Reported(FAILURES.name, ("A", "load"), ones))
-    collector = collect(step(running=1, connectors=told))
-    assert shown(collector) == {"vllm.kv_transfer.failures A load": 1}
-    assert collector.store[itself.ERRORS].number((), ("0", "collect")).value == 0
+    aggregator = collect(step(running=1, connectors=told))
+    assert shown(aggregator) == {"vllm.kv_transfer.failures A load": 1}
+    assert aggregator.store[self_metrics.ERRORS].number((), ("0", "collect")).value == 0
 
 
 # The page

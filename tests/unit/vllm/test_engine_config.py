@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.buckets import FAMILIES
 from vllm_vitals.catalog.engine import INFO
 from vllm_vitals.config.settings import Settings
@@ -200,9 +200,9 @@ def test_the_role_in_disaggregated_serving_is_told(role: str) -> None:
     found = facts(kv_transfer_config=section)
     assert (found.info["kv_role"], found.info["kv_connector"]) == (role, "NixlConnector")
     assert found.features == {"kv_connector", *(["kv_consumer"] if consumes else [])}
-    collector = Collector(Settings())
-    collector.add([found])
-    (key,) = collector.store[INFO].cells
+    aggregator = Aggregator(Settings())
+    aggregator.add([found])
+    (key,) = aggregator.store[INFO].cells
     assert dict(zip(INFO.labelnames, key, strict=True))["kv_role"] == role
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals._util import log as logs
-from vllm_vitals.aggregation.aggregator import Collector
-from vllm_vitals.catalog import CATALOG, itself, requests
+from vllm_vitals.aggregation.aggregator import Aggregator
+from vllm_vitals.catalog import CATALOG, requests, self_metrics
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.ingest.drain import Feed, Source
 from vllm_vitals.ingest.step_queue import Tap
 from vllm_vitals.records.step import Step
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.vllm.reader import Reader
 
 SCHEDULER = (
@@ -138,35 +138,35 @@ iterations = objects(ITERATION, st.one_of(values, finished, st.lists(scalars, ma
 schedulers = objects(SCHEDULER, st.one_of(values, objects(PARTS)))
 
 
-def path() -> tuple[Tap, Feed, Collector]:
+def path() -> tuple[Tap, Feed, Aggregator]:
     """Return what a step goes through, without threads."""
-    collector = Collector(Settings())
-    feed = Feed(collector, 1.0)
+    aggregator = Aggregator(Settings())
+    feed = Feed(aggregator, 1.0)
     tap = Tap(100)
     reader = Reader("m", feed.complain)
     feed._sources.append(Source(tap, reader.read))
-    return tap, feed, collector
+    return tap, feed, aggregator
 
 
-def total(collector: Collector, metric: Any, *key: str) -> float:
-    return collector.store[metric].number(key[:2], key[2:]).value
+def total(aggregator: Aggregator, metric: Any, *key: str) -> float:
+    return aggregator.store[metric].number(key[:2], key[2:]).value
 
 
 @examples(400, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), max_size=4))
 def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]]) -> None:
-    tap, feed, collector = path()
+    tap, feed, aggregator = path()
     for call in calls:
         tap.record(*call, 0)
     feed.drain()
     good = SimpleNamespace(num_generation_tokens=5, time_to_first_tokens_iter=[0.1])
-    before = total(collector, requests.GENERATION_TOKENS, "m", "0")
+    before = total(aggregator, requests.GENERATION_TOKENS, "m", "0")
     tap.record(SimpleNamespace(num_running_reqs=1), good, None, 0)
     feed.drain()
-    collector.refresh()
-    assert total(collector, requests.GENERATION_TOKENS, "m", "0") == before + 5
+    aggregator.refresh()
+    assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == before + 5
     for metric in CATALOG:
-        for key, cell in collector.store[metric].cells.items():
+        for key, cell in aggregator.store[metric].cells.items():
             shown = [cell.total, *cell.counts] if isinstance(cell, HistogramCell) else [cell.value]
             assert all(math.isfinite(value) and value >= 0 for value in shown), (metric.name, key)
 
@@ -187,19 +187,19 @@ def shown(steps: list[Step]) -> str:
 
 @pytest.mark.parametrize("stats", [Quitting(), Raising(), object(), 7, "text", [], {}])
 def test_a_step_that_cannot_be_read_costs_only_itself(stats: Any) -> None:
-    tap, feed, collector = path()
+    tap, feed, aggregator = path()
     tap.record(stats, stats, stats, 0)
     tap.record(None, SimpleNamespace(num_generation_tokens=3), None, 0)
     feed.drain()
-    assert total(collector, requests.GENERATION_TOKENS, "m", "0") == 3
+    assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == 3
 
 
 def test_what_could_not_be_used_is_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    tap, feed, collector = path()
+    tap, feed, aggregator = path()
     for _ in range(3):
         tap.record(None, SimpleNamespace(num_generation_tokens="many"), None, 0)
     feed.drain()
-    assert collector.store[itself.ERRORS].number((), ("0", "read")).value == 3
+    assert aggregator.store[self_metrics.ERRORS].number((), ("0", "read")).value == 3
     lines = [record.getMessage() for record in caplog.records]
     (line,) = lines
     assert line.startswith(
@@ -238,8 +238,8 @@ def test_each_stats_may_be_missing_in_every_combination() -> None:
     for s in (None, scheduler):
         for i in (None, iteration):
             for m in (None, multimodal):
-                tap, feed, collector = path()
+                tap, feed, aggregator = path()
                 tap.record(s, i, m, 0)
                 feed.drain()
-                assert total(collector, itself.STEPS, "m", "0") == float(s is not None or i is not None)
-                assert total(collector, requests.GENERATION_TOKENS, "m", "0") == float(i is not None)
+                assert total(aggregator, self_metrics.STEPS, "m", "0") == float(s is not None or i is not None)
+                assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == float(i is not None)

@@ -123,7 +123,7 @@ def test_it_is_noticed_though_nobody_asks(vllm: FakeVllm, time_to_go: Watched, m
     """With ten seconds between two drains, and no scrape."""
     monkeypatch.setattr(feed, "LOOK", 0.02)
     llm = AsyncLLM(vllm)
-    store = vllm.host.collector.store
+    store = vllm.host.aggregator.store
     llm.shutdown()
     assert store[UP].number(("m", "0")).value == 1
     wait_until(lambda: time_to_go.looks)
@@ -184,8 +184,8 @@ def test_one_that_comes_while_another_goes_is_up(vllm: FakeVllm, time_to_go: Clo
 def test_fifty_leave_nothing_behind(vllm: FakeVllm, time_to_go: Clock) -> None:
     def there() -> tuple[int, ...]:
         host = vllm.host
-        sizes = map(len, (host._clients, host.feed._sources, host._placements, host.collector._engines))
-        series = sum(len(family.cells) for family in host.collector.store)
+        sizes = map(len, (host._clients, host.feed._sources, host._placements, host.aggregator._engines))
+        series = sum(len(family.cells) for family in host.aggregator.store)
         return (threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), series, *sizes)
 
     after = []

@@ -296,7 +296,9 @@ def test_every_metric_is_had_or_it_is_said_why_not() -> None:
     own = {metric for metric in CATALOG if metric.scope is Scope.PROCESS}
     assert had | why.keys() | own == set(CATALOG)
     assert had & why.keys() - set(CONNECTORS) == {requests.PHASE_DURATION} == PARTLY.keys()
-    assert {metric for metric in CATALOG if metric.native} - had == {engine.INFO, cache.LORA_REQUESTS} <= UNFIT.keys()
+    assert (
+        {metric for metric in CATALOG if metric.vllm_name} - had == {engine.INFO, cache.LORA_REQUESTS} <= UNFIT.keys()
+    )
     assert all(why.values())
 
 
@@ -314,7 +316,7 @@ def test_names_are_those_of_releases_and_kinds_agree() -> None:
         for name, each in DECLARED.items()
     }
     sums = {f"{name}_sum": Counter for name, kind in declared.items() if kind is Histogram}
-    assert {native.unless for native in COUNTERPARTS} - {""} <= declared.keys()
+    assert {native.superseded_by for native in COUNTERPARTS} - {""} <= declared.keys()
     assert {RECOMPUTED, OUTPUT_TOKENS} <= declared.keys() & NAMES
     for native in COUNTERPARTS:
         assert (declared | sums)[native.name].__name__.lower() == native.ours.kind, native.name

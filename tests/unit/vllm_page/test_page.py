@@ -22,7 +22,7 @@ from tests.unit.native_vllm import (
 )
 from tests.unit.peer import Peer, answer
 from vllm_vitals._util.http import DownloadError
-from vllm_vitals.exporters.otlp.bridge import native_series
+from vllm_vitals.exporters.otlp.series import native_series
 from vllm_vitals.vllm_page.page import Page, PageError, fetch, parse
 
 
@@ -190,7 +190,7 @@ def test_a_page_is_pushed_as_its_registry_would_be() -> None:
         page = Page(peer.url(), 5.0)
         page.refresh()
 
-    def pushed(source: Any) -> set[Any]:
-        return set(native_series(source, "vllm:prompt_tokens".__eq__))
+    def pushed(source: Any) -> list[Any]:
+        return sorted(native_series(source, "vllm:prompt_tokens".__eq__), key=lambda series: series.id)
 
-    assert pushed(page) == pushed(vllm.registry) != set()
+    assert pushed(page) == pushed(vllm.registry) != []

@@ -12,10 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.builders import examples
 from tests.unit.native_vllm import TEXT, Vllm, text_page
+from tests.unit.otlp import decoded, metrics
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog.cache import PREFIX_HITS, PREFIX_QUERIES
 from vllm_vitals.catalog.requests import DURATION, GENERATION_TOKENS
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.store.store import OTHER, Store
 from vllm_vitals.vllm_page.page import parse
@@ -238,9 +239,8 @@ def test_label_values_stay_capped() -> None:
 
 def test_a_push_has_the_buckets_of_the_page_where_exponential_ones_are_wanted() -> None:
     sidecar = Sidecar(exponential=True).take(serve(1, 0.5, 3.0))
-    build = PointBuilder(sidecar.store, temporality="delta", exponential=True, started=1.0, fresh=60.0)
-    (metric,) = [metric for metric in build.build().metrics if metric.name == "vllm.request.duration"]
-    point: Any = metric.data.data_points[0]
+    build = PushBuilder(sidecar.store, temporality="delta", exponential=True, started=1.0, fresh=60.0)
+    (point,) = metrics(decoded(build.build()))["vllm.request.duration"].histogram.data_points
     assert (list(point.bucket_counts), point.count, point.sum) == ([1, 1, 0], 2, 3.5)
 
 

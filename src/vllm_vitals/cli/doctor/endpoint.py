@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from vllm_vitals.catalog.itself import INFO
+from vllm_vitals.catalog.self_metrics import INFO
 from vllm_vitals.cli.doctor.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.doctor.launch import DEFAULT_PORT, Launch
 from vllm_vitals.config.settings import PrometheusSettings

@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-import vllm_vitals
 from vllm_vitals._util.background import Apart, Outcome
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError
 from vllm_vitals._util.log import LOGGER, keep_out, log_once
 from vllm_vitals._util.pacing import paced
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.config.settings import OtlpSettings, Settings
-from vllm_vitals.exporters.otlp.answer import Answer, failed, redacted, sort
-from vllm_vitals.exporters.otlp.bridge import native_series
-from vllm_vitals.exporters.otlp.identity import Identity, resource
-from vllm_vitals.exporters.otlp.points import Paced, PointBuilder, Push, Series
+from vllm_vitals.exporters.otlp.encode import Push, PushBuilder, encode_request
+from vllm_vitals.exporters.otlp.resource import PushResource, process_resource
+from vllm_vitals.exporters.otlp.response import PushResult, failure_kind, from_exception, redacted
+from vllm_vitals.exporters.otlp.series import Series, native_series
 from vllm_vitals.exporters.otlp.target import EndpointError, Target, resolve
 from vllm_vitals.exporters.otlp.transport import Transport, connect
 from vllm_vitals.vllm_page.page import LONGEST_REASON, PageError
@@ -49,10 +46,10 @@ class OtlpExporter:
 
     def __init__(
         self,
-        collector: Collector,
+        aggregator: Aggregator,
         settings: OtlpSettings,
         target: Target,
-        identity: Resource,
+        resource: Resource,
         *,
         started: float,
         fresh: float,
@@ -61,16 +58,16 @@ class OtlpExporter:
     ) -> None:
         """Take note of what to push where.
 
-        `identity` says who pushes, as far as that is known at the start. `started` is Unix seconds, for `fresh` see
-        `PointBuilder`. `native` gives a registry to be pushed too.
+        `resource` says who pushes, as far as that is known at the start. `started` is Unix seconds, for `fresh` see
+        `PushBuilder`. `native` gives a registry to be pushed too.
         """
-        self._collector = collector
+        self._aggregator = aggregator
         self._settings = settings
         self._target = target
-        self._identity = Identity(identity, collector.store)
+        self._resource = PushResource(resource, aggregator.store)
         self._connect = make
-        self._points = PointBuilder(
-            collector.store,
+        self._builder = PushBuilder(
+            aggregator.store,
             temporality=settings.temporality,
             exponential=settings.histograms == "exponential",
             started=started,
@@ -125,22 +122,22 @@ class OtlpExporter:
         """Do nothing: no thread of ours survives a fork, and a lock may be held for ever in its child."""
 
     @paced()
-    def push(self, timeout: float) -> Answer:
+    def push(self, timeout: float) -> PushResult:
         """Build one push, send it, and take note of what came of it."""
         start = time.perf_counter()
         self._whole = True
         try:
-            self._collector.refresh()
-            push = self._points.build()
+            self._aggregator.refresh()
+            push = self._builder.build()
             answer = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
-            self._collector.error("export", "A push could not be built", key="otlp-build")
-            answer, push = failed(error), None
+            self._aggregator.error("export", "A push could not be built", key="otlp-build")
+            answer, push = from_exception(error), None
         answer = redacted(answer, self._target.redactor)
         if answer.ok and push is not None:
-            self._points.acknowledge(push, whole=self._whole)
+            self._builder.acknowledge(push, whole=self._whole)
             answer.rejected = min(answer.rejected, push.points)
-        self._collector.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
+        self._aggregator.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
         self._tell(answer)
         return answer
 
@@ -153,7 +150,7 @@ class OtlpExporter:
                 "vLLM's own metrics take long to be read: ours are pushed without them, they as soon as they are there"
             )
             log_once(logging.WARNING, late, key="otlp-native-late")
-            self._collector.count_error("export")
+            self._aggregator.count_error("export")
             return
         yield from found.items
         try:
@@ -162,10 +159,10 @@ class OtlpExporter:
             self._whole = False
             unread = "vLLM's own metrics could not be read, trying again at every push: %s"
             log_once(logging.WARNING, unread, clean(str(error), LONGEST_REASON))
-            self._collector.count_error("export")
+            self._aggregator.count_error("export")
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
             self._whole = False
-            self._collector.error("export", "vLLM's own metrics could not be read", key="otlp-native")
+            self._aggregator.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
     def _bear_with(self, native: Callable[[float], bool]) -> None:
         self._await(native, min(PATIENCE, self._settings.interval / 2))
@@ -185,23 +182,24 @@ class OtlpExporter:
         if self._native:
             self._native.end()
 
-    def _send(self, push: Push, timeout: float) -> Answer:
+    def _send(self, push: Push, timeout: float) -> PushResult:
         """Send on a thread of its own, of which there is never another: a name server outlasts every timeout."""
-        data, answers = self._data(push), list[Answer]()
+        message = encode_request(self._resource.encoded(), push.metrics)
+        answers: list[PushResult] = []
         last = self._stopped.is_set()
         if not last and self._sender is not None and self._sender.is_alive():
-            return Answer(error="an earlier push still waits, for the name of the receiver perhaps", kind="stuck")
+            return PushResult(error="an earlier push still waits, for the name of the receiver perhaps", kind="stuck")
         try:
             transport = self._transport = self._transport or self._connect(self._target, timeout)
         except (OSError, EndpointError) as error:  # a file of a certificate that is gone
-            return failed(error)
+            return from_exception(error)
         if last:
             _deliver(
-                transport, data, answers, threading.Event()
+                transport, message, answers, threading.Event()
             )  # whoever stops us does not wait longer than the bound
             return answers[0]
         begun, given_up = time.monotonic(), threading.Event()
-        given = (transport, data, answers, given_up)
+        given = (transport, message, answers, given_up)
         sender = threading.Thread(target=_deliver, args=given, daemon=True, name="vitals-push")
         self._sender = sender
         sender.start()
@@ -209,7 +207,7 @@ class OtlpExporter:
         if not answers:
             given_up.set()
             self._transport = None
-            return Answer(error=f"no answer within {time.monotonic() - begun:.1f} s", kind="timeout")
+            return PushResult(error=f"no answer within {time.monotonic() - begun:.1f} s", kind="timeout")
         if not answers[0].ok:
             self._close()  # and connect anew: the peer may have moved, or have a new certificate
         return answers[0]
@@ -233,12 +231,7 @@ class OtlpExporter:
         except Exception:  # noqa: BLE001 - it is gone either way
             LOGGER.debug("closing a connection failed", exc_info=True)
 
-    def _data(self, push: Push) -> MetricsData:
-        scope = InstrumentationScope("vllm_vitals", vllm_vitals.__version__)
-        metrics: Any = Paced(push.metrics)
-        return MetricsData([ResourceMetrics(self._identity.resource(), [ScopeMetrics(scope, metrics, "")], "")])
-
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: PushResult) -> None:
         """Log each kind of failure once, and its end."""
         shown = self._target.shown
         if not answer.ok:
@@ -256,12 +249,12 @@ class OtlpExporter:
         if answer.rejected or answer.warning:
             self._tell_remark(answer)
 
-    def _tell_remark(self, answer: Answer) -> None:
+    def _tell_remark(self, answer: PushResult) -> None:
         """Log what a receiver says of a push that it took, each kind of remark once.
 
         Of differences a point comes when it changed, so what a receiver always leaves out comes and goes.
         """
-        kind = sort(answer.warning)
+        kind = failure_kind(answer.warning)
         if kind in self._remarks or len(self._remarks) >= MOST_KINDS:
             return
         self._remarks.add(kind)
@@ -269,7 +262,7 @@ class OtlpExporter:
         reason = answer.warning or "it does not say why"
         LOGGER.warning("OTLP receiver %s took a push%s: %s", self._target.shown, left_out, reason)
 
-    def _outlook(self, answer: Answer) -> str:
+    def _outlook(self, answer: PushResult) -> str:
         """Return what comes after a failure."""
         if self._stopped.is_set():
             return "This process ends: what was not pushed before is lost"
@@ -283,7 +276,7 @@ class OtlpExporter:
 
 
 def otlp_exporter(
-    collector: Collector,
+    aggregator: Aggregator,
     settings: Settings,
     version: str,
     age: float,
@@ -300,12 +293,12 @@ def otlp_exporter(
     if target is None:
         raise ValueError("otlp.endpoint is not set")
     otlp = settings.otlp
-    identity = resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
+    own = process_resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
     return OtlpExporter(
-        collector,
+        aggregator,
         otlp,
         target,
-        identity,
+        own,
         started=time.time() - age,
         fresh=settings.stale_after,
         native=native_registry if otlp.include_native else None,
@@ -317,7 +310,7 @@ def _read(registry: Callable[[], Any]) -> Iterator[Series]:
     own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
     with paced():
         for series in native_series(registry(), own.__contains__):
-            yield series._replace(seen=time.time())
+            yield series._replace(observed=time.time())
 
 
 def _ended(thread: threading.Thread, seconds: float) -> bool:
@@ -326,10 +319,10 @@ def _ended(thread: threading.Thread, seconds: float) -> bool:
 
 
 @paced()
-def _deliver(transport: Transport, data: MetricsData, answers: list[Answer], given_up: threading.Event) -> None:
+def _deliver(transport: Transport, message: bytes, answers: list[PushResult], given_up: threading.Event) -> None:
     try:
-        answers.append(transport.send(data))
+        answers.append(transport.send(message))
     except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(failed(error))
+        answers.append(from_exception(error))
     if given_up.is_set():
         transport.close()

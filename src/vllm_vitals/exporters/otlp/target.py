@@ -8,11 +8,13 @@ from functools import cached_property
 from urllib.parse import unquote
 from urllib.request import getproxies
 
+import vllm_vitals
 from vllm_vitals._util.headers import BINARY, binary
 from vllm_vitals._util.redact import Redactor, of_header, of_url, shown_url
 from vllm_vitals.config.settings import OtlpSettings, split
 
 SIGNAL_PATH = "/v1/metrics"
+USER_AGENT = f"vllm-vitals/{vllm_vitals.__version__}"
 QUERY = re.compile(r"[?#].*\Z", re.DOTALL)
 
 

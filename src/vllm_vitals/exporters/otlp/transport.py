@@ -1,49 +1,48 @@
-"""One push, and what came of it: the official encoding, sent on connections of which all steps share one deadline.
-
-Retrying is left to the exporter, who waits for the next interval.
-"""
+"""Sends pushes, over HTTP here; retrying is left to the exporter, which waits for the next interval."""
 
 import gzip
-import ssl
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import wraps
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
-
-import grpc
-from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import DESCRIPTOR
-from opentelemetry.sdk.metrics.export import MetricsData
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from vllm_vitals._util.deadline_socket import Deadline
-from vllm_vitals.exporters.otlp.answer import Answer, failed, of_grpc, of_http, redacted, taken
+from vllm_vitals._util.redact import shown_url
 from vllm_vitals.exporters.otlp.line import Line, Tls, dial
-from vllm_vitals.exporters.otlp.peer import addresses, context, locate, shake_hands
-from vllm_vitals.exporters.otlp.quiet import quiet
+from vllm_vitals.exporters.otlp.peer import HTTP, HTTPS, context, proxy_url
 from vllm_vitals.exporters.otlp.reply import read_reply
-from vllm_vitals.exporters.otlp.request import USER_AGENT, request
-from vllm_vitals.exporters.otlp.target import Target
+from vllm_vitals.exporters.otlp.response import PushResult, from_http, reported
+from vllm_vitals.exporters.otlp.target import USER_AGENT, EndpointError, Target
 
-LEVEL = 5
-"""Of gzip."""
-METHOD = f"/{DESCRIPTOR.services_by_name['MetricsService'].full_name}/Export"
-MOST_MESSAGE = 16 * 2**20
-"""Bytes of the message with which a gRPC receiver says that it took a push; of a longer one that cannot be known."""
-OPTIONS = (("grpc.primary_user_agent", USER_AGENT), ("grpc.max_receive_message_length", MOST_MESSAGE))
-
-Send = TypeVar("Send", bound=Callable[..., Answer])
+GZIP_LEVEL = 5
+PORTS = {"http": HTTP, "https": HTTPS}
+UNQUOTED = "/%:=&?~+!$,;'@()*[]"
+"""Characters of a path that are sent as they are."""
+RESERVED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "keep-alive",
+        "transfer-encoding",
+        "user-agent",
+    }
+)
+"""Headers that describe how a push is sent: a setting cannot change them."""
 
 
 class Transport(Protocol):
     """Sends pushes one after the other."""
 
-    def send(self, data: MetricsData) -> Answer:
-        """Send and return what came of it; takes at most about the target's timeout."""
+    def send(self, message: bytes) -> PushResult:
+        """Send an encoded request and return the result, after the target's timeout at the latest."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connection."""
 
 
 def connect(target: Target, timeout: float) -> Transport:
@@ -51,51 +50,40 @@ def connect(target: Target, timeout: float) -> Transport:
 
     Raises:
         OSError: when a file of a certificate cannot be used.
-        EndpointError: when nobody could send anything there.
+        EndpointError: when nothing can be sent to such an endpoint.
     """
-    return GrpcTransport(target, timeout) if target.protocol == "grpc" else HttpTransport(target, timeout)
+    if target.protocol != "grpc":
+        return HttpTransport(target, timeout)
+    # Not every image in which HTTP works can import grpc.
+    from vllm_vitals.exporters.otlp.grpc_transport import GrpcTransport  # noqa: PLC0415
 
-
-def _told(send: Send) -> Send:
-    """Let a transport return what went wrong, all of it fit for a log: gRPC's errors may name the headers."""
-
-    @wraps(send)
-    def call(self: Any, data: MetricsData) -> Answer:
-        try:
-            with quiet():
-                answer = send(self, data)
-        except TimeoutError:
-            answer = Answer(error=f"no answer within {self._timeout:g} s", kind="timeout")
-        except Exception as error:  # noqa: BLE001 - told as the push's failure
-            answer = failed(error)
-        return redacted(answer, self._target.redactor)
-
-    return cast("Send", call)
+    return GrpcTransport(target, timeout)
 
 
 class HttpTransport:
-    """OTLP over HTTP with protobuf."""
+    """OTLP over HTTP with protobuf, on a connection that is used again. All steps of a push share one deadline."""
 
     def __init__(self, target: Target, timeout: float) -> None:
         self._target = target
         self._timeout = timeout
-        self._request = request(target)
+        self._request = http_request(target)
         self._context = context(target) if target.tls else None
         if self._context is not None:
             self._context.set_alpn_protocols(["http/1.1"])
         self._line: Line | None = None
         """The connection, while it can be used again."""
 
-    @_told
-    def send(self, data: MetricsData) -> Answer:  # noqa: D102
-        body = encode_metrics(data).SerializeToString()
-        packed = self._target.compression == "gzip"
-        if packed:
-            body = gzip.compress(body, LEVEL)
+    def send(self, message: bytes) -> PushResult:
+        """Send a push; see `Transport`."""
+        return reported(self._send, message, self._target, self._timeout)
+
+    def _send(self, message: bytes) -> PushResult:
+        compressed = self._target.compression == "gzip"
+        body = gzip.compress(message, GZIP_LEVEL) if compressed else message
         deadline = Deadline(self._timeout)
-        line = self._usual(deadline) or self._new(deadline)
+        line = self._reused(deadline) or self._new(deadline)
         try:
-            line.send(self._request.push(body, packed=packed))
+            line.send(self._request.push(body, compressed=compressed))
             reply = read_reply(line.receive)
         except BaseException:
             line.close()
@@ -104,15 +92,16 @@ class HttpTransport:
             self._line = line
         else:
             line.close()
-        return of_http(reply)
+        return from_http(reply)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """Close the connection."""
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
-    def _usual(self, deadline: Deadline) -> Line | None:
-        """Return the connection of before, unless its peer has said something since, if only that it ends."""
+    def _reused(self, deadline: Deadline) -> Line | None:
+        """Return the previous connection, unless its peer has sent anything since, or has closed it."""
         line, self._line = self._line, None
         if line is None:
             return None
@@ -142,72 +131,97 @@ class HttpTransport:
         return line
 
 
-class GrpcTransport:
-    """OTLP over gRPC."""
+@dataclass(frozen=True)
+class Host:
+    """A host to connect to."""
 
-    def __init__(self, target: Target, timeout: float) -> None:
-        self._target = target
-        self._timeout = timeout
-        self._greeted = False
-        self._metadata = target.metadata
-        compression = grpc.Compression.Gzip if target.compression == "gzip" else grpc.Compression.NoCompression
-        address = _address(target.endpoint)
-        with quiet():
-            if target.insecure:
-                self._channel = grpc.insecure_channel(address, options=OPTIONS, compression=compression)
-            else:
-                self._channel = grpc.secure_channel(
-                    address, _credentials(target), options=OPTIONS, compression=compression
-                )
-            # Bytes in both directions: what a receiver says beside OK must not turn it into a failure.
-            self._export: Callable[..., bytes] = self._channel.unary_unary(METHOD)
+    host: str
+    port: int
+    tls: bool
+    credentials: str = ""
+    """The `Proxy-Authorization` that a proxy wants."""
+    shown: str = ""
 
-    @_told
-    def send(self, data: MetricsData) -> Answer:  # noqa: D102
-        message = encode_metrics(data).SerializeToString()
-        deadline = Deadline(self._timeout)
-        if not self._greeted and (refusal := _greet(self._target, deadline)):
-            return refusal
-        self._greeted = True
-        try:
-            return taken(self._export(message, timeout=deadline.left(), metadata=self._metadata))
-        except grpc.RpcError as error:
-            answer = of_grpc(error)
-        if "handshake" in answer.error.lower():  # it had lost its connection, and met another certificate
-            with suppress(TimeoutError):
-                return _greet(self._target, deadline) or answer
-        return answer
-
-    def close(self) -> None:  # noqa: D102
-        with quiet():
-            self._channel.close()
+    @property
+    def authority(self) -> str:
+        """Return host and port as a request names them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _address(endpoint: str) -> str:
-    """Return what gRPC takes for an address; a user and a password are nothing to it."""
-    if endpoint.startswith("unix"):
-        return endpoint
-    address = urlsplit(endpoint).netloc if "://" in endpoint else endpoint
-    return address.rpartition("@")[2] or endpoint
+@dataclass(frozen=True)
+class HttpRequest:
+    """Where pushes go, and the heads of the requests."""
+
+    receiver: Host
+    proxy: Host | None
+    head: str
+    """The head of every push, without its length."""
+
+    @property
+    def tunnel(self) -> bytes:
+        """Return the request that opens a tunnel through the proxy."""
+        to = self.receiver.authority
+        head = f"CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n{_proxy_header(self.proxy)}User-Agent: {USER_AGENT}\r\n\r\n"
+        return head.encode()
+
+    def push(self, body: bytes, *, compressed: bool) -> bytes:
+        """Return the request of a push."""
+        coding = "Content-Encoding: gzip\r\n" if compressed else ""
+        return f"{self.head}{coding}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
 
 
-def _greet(target: Target, deadline: Deadline) -> Answer | None:
-    """Return why a peer cannot be spoken to with TLS, `None` when it can or gRPC has to find out by itself.
+def http_request(target: Target) -> HttpRequest:
+    """Return the requests for a target.
 
-    Its own handshake tells little of what is wrong, and its core writes a line to stderr each time that it fails.
+    Raises:
+        EndpointError: when nothing can be sent to such an endpoint.
     """
+    parts, receiver = _host(target.endpoint, "the endpoint")
+    url = proxy_url(target, receiver.host)
+    proxy = _host(url if "://" in url else f"http://{url}", "the proxy")[1] if url else None
+    path = quote(parts._replace(scheme="", netloc="", fragment="").geturl() or "/", safe=UNQUOTED)
+    if not path.startswith("/"):
+        path = f"/{path}"
+    own = {name.lower(): value for name, value in target.headers.items() if name.lower() not in RESERVED}
+    default_port = receiver.port == PORTS[parts.scheme]
+    host = own.pop("host", receiver.authority.removesuffix(f":{receiver.port}") if default_port else receiver.authority)
+    forwarded = proxy is not None and not receiver.tls
+    where = f"http://{receiver.authority}{path}" if forwarded else path
+    head = (
+        f"POST {where} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {USER_AGENT}\r\nAccept-Encoding: identity\r\n"
+        f"Content-Type: application/x-protobuf\r\n{_proxy_header(proxy) if forwarded else ''}{_header_lines(own)}"
+    )
+    return HttpRequest(receiver, proxy, head)
+
+
+def _host(url: str, what: str) -> tuple[SplitResult, Host]:
     try:
-        found = locate(target) if target.tls else None
-        if found is None or found.proxy:
-            return None
-        shake_hands(target, found, addresses(found)[0], deadline.left())
-    except ssl.SSLError as error:
-        return Answer(error=f"TLS: {error}", kind=f"TLS {getattr(error, 'reason', '')}")
-    except (OSError, ValueError):
-        return None  # nobody there, say: gRPC tells that well, and may know of another address
-    return None
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        if ":" not in host:
+            host = host.encode("idna").decode()
+    except ValueError as error:
+        raise EndpointError(f"{what} {shown_url(url)} is no address: {_reason(url, error)}") from None
+    if parts.scheme not in PORTS or not host:
+        raise EndpointError(f"{what} {shown_url(url)} must begin with http:// or https:// and name a host")
+    pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    credentials = f"Basic {b64encode(pair.encode()).decode()}" if parts.username else ""
+    chosen = PORTS[parts.scheme] if port is None else port
+    return parts, Host(host, chosen, parts.scheme == "https", credentials, shown_url(url))
 
 
-def _credentials(target: Target) -> grpc.ChannelCredentials:
-    ca, key, cert = (path and Path(path).read_bytes() for path in (target.ca, target.key, target.cert))
-    return grpc.ssl_channel_credentials(ca or None, key or None, cert or None)
+def _reason(url: str, error: ValueError) -> str:
+    if "@" in url:
+        return "everything before the @ must be percent-encoded, except letters and digits"
+    with suppress(ValueError):
+        urlsplit(url).port  # noqa: B018
+        return f"it names no host ({type(error).__name__})"
+    return "its port must be a number from 0 to 65535"
+
+
+def _proxy_header(proxy: Host | None) -> str:
+    return f"Proxy-Authorization: {proxy.credentials}\r\n" if proxy and proxy.credentials else ""
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())

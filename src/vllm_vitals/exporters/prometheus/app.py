@@ -19,7 +19,7 @@ from vllm_vitals._util.background import Apart
 from vllm_vitals._util.labels import fit, fits
 from vllm_vitals._util.log import log_once
 from vllm_vitals._util.pacing import checkpoint, paced
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.exporters.prometheus.limits import MEDIA_RANGES, QUERY_FIELDS
 from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
 from vllm_vitals.exporters.prometheus.text import END, OPENMETRICS, TEXT, Renderer
@@ -42,7 +42,7 @@ class ScrapeApp:
 
     def __init__(
         self,
-        collector: Collector,
+        aggregator: Aggregator,
         problem: Callable[[], str],
         native_registry: Callable[[], Any] | None,
         ended: Callable[[], str] | None = None,
@@ -52,7 +52,7 @@ class ScrapeApp:
         `native_registry` gives the registry whose metrics are served after ours, `None` for none. `ended` tells what
         only a restart mends, `""` when there is nothing; unless given, it is what `problem` tells.
         """
-        self._collector = collector
+        self._aggregator = aggregator
         self._troubles = {"/healthz": ended or problem, "/readyz": problem}
         self._native = Apart(lambda: self._families(native_registry()), "vitals-native") if native_registry else None
         self._native_seconds = 0.0
@@ -79,23 +79,23 @@ class ScrapeApp:
             with paced():
                 body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
         except Exception as error:  # noqa: BLE001 - the scraper shall know
-            self._collector.error("export", "A scrape failed", key="scrape")
+            self._aggregator.error("export", "A scrape failed", key="scrape")
             for _ in range(readers):
-                self._collector.export("prometheus", None)
+                self._aggregator.export("prometheus", None)
             return plain(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         headers = [("Content-Type", OPENMETRICS if page.openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
         if page.gzipped:
             body = gzip.compress(body, compresslevel=5)
             headers.append(("Content-Encoding", "gzip"))
         for _ in range(readers):
-            self._collector.export("prometheus", time.perf_counter() - start)
+            self._aggregator.export("prometheus", time.perf_counter() - start)
         return Answer(HTTPStatus.OK, tuple(headers), body)
 
     def _page(self, *, openmetrics: bool, names: frozenset[str]) -> Iterator[bytes]:
         renderer = self._renderers.get(openmetrics)
         if renderer is None:
-            renderer = self._renderers[openmetrics] = Renderer(self._collector.store, openmetrics=openmetrics)
-        self._collector.refresh()
+            renderer = self._renderers[openmetrics] = Renderer(self._aggregator.store, openmetrics=openmetrics)
+        self._aggregator.refresh()
         renderer.forget()
         wanted = _wanted(names)
         yield from renderer.render(wanted)
@@ -112,13 +112,13 @@ class ScrapeApp:
         if found is None:
             late = "vLLM's own metrics take long to be read: ours are served without them"
             log_once(logging.WARNING, late, key="native-late")
-            self._collector.count_error("export")
+            self._aggregator.count_error("export")
             return
         try:
             yield from native_page(found.items, wanted, openmetrics=openmetrics)
             found.check()
         except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
-            self._collector.error("export", "vLLM's own metrics could not be rendered", key="native")
+            self._aggregator.error("export", "vLLM's own metrics could not be rendered", key="native")
 
     def _families(self, registry: Any) -> Iterator[Metric]:
         begun = time.thread_time()

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import PrometheusSettings
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
@@ -30,7 +30,7 @@ class PrometheusExporter:
 
     def __init__(
         self,
-        collector: Collector,
+        aggregator: Aggregator,
         settings: PrometheusSettings,
         problem: Callable[[], str],
         native_registry: Callable[[], Any] | None = None,
@@ -38,10 +38,10 @@ class PrometheusExporter:
     ) -> None:
         """`problem`, `ended`: see `ScrapeApp`. `native_registry` gives the registry behind vLLM's own /metrics."""
         self._settings = settings
-        self._joined = VitalsCollector(collector) if settings.join_native else None
+        self._joined = VitalsCollector(aggregator) if settings.join_native else None
         self._server: Server[Page] | None = None
         self._stopped = threading.Event()
-        self._app = ScrapeApp(collector, problem, native_registry if settings.include_native else None, ended)
+        self._app = ScrapeApp(aggregator, problem, native_registry if settings.include_native else None, ended)
 
     @property
     def ports(self) -> list[int]:

@@ -14,17 +14,17 @@ from prometheus_client.registry import Collector as RegistryCollector
 from prometheus_client.utils import floatToGoString
 
 from vllm_vitals._util.pacing import paced
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog.metric import Metric as CatalogMetric
-from vllm_vitals.store.cells import HistogramCell
-from vllm_vitals.store.snapshot import Series, snapshot
+from vllm_vitals.store.series import HistogramCell
+from vllm_vitals.store.store import Series, snapshot
 
 
 class VitalsCollector(RegistryCollector):
     """Yields every family of a collector's store as `prometheus_client` metrics."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, aggregator: Aggregator) -> None:
+        self._aggregator = aggregator
         self.closed = False
         """Set in the child of a fork: it takes no lock, and then nothing is shown."""
 
@@ -37,9 +37,9 @@ class VitalsCollector(RegistryCollector):
         """Yield the families as they are now."""
         if self.closed:
             return
-        self._collector.refresh()
-        shown = dict(snapshot(self._collector.store))
-        for family in self._collector.store:
+        self._aggregator.refresh()
+        shown = dict(snapshot(self._aggregator.store))
+        for family in self._aggregator.store:
             yield _family(family.metric, shown.get(family.metric, ()))
 
 

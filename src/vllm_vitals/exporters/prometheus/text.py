@@ -12,9 +12,8 @@ from prometheus_client.utils import floatToGoString
 
 from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Key, Metric
-from vllm_vitals.store.cells import Cell, Exemplar, HistogramCell, Reading
-from vllm_vitals.store.snapshot import snapshot
-from vllm_vitals.store.store import Store
+from vllm_vitals.store.series import Cell, Exemplar, HistogramCell, Reading
+from vllm_vitals.store.store import Store, snapshot
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

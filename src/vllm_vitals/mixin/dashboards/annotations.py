@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 
-from vllm_vitals.catalog import engine, itself, requests
+from vllm_vitals.catalog import engine, requests, self_metrics
 from vllm_vitals.mixin.dashboards.query import DATASOURCE
 from vllm_vitals.mixin.dashboards.theme import BLUE, ORANGE, VERMILION
 from vllm_vitals.mixin.promql import Queries, Unavailable, Vector, max_by
@@ -42,7 +42,7 @@ def made(queries: Queries) -> list[AnnotationQuery]:
 def _restarted(queries: Queries) -> Vector:
     """Return 1 where a counter of an engine began anew."""
     try:
-        return queries.ranged("resets", itself.STEPS) > 0
+        return queries.ranged("resets", self_metrics.STEPS) > 0
     except Unavailable:
         return queries.ranged("resets", requests.GENERATION_TOKENS) > 0
 

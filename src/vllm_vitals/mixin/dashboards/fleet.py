@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from vllm_vitals.catalog import cache, engine, itself, requests, slo
+from vllm_vitals.catalog import cache, engine, requests, self_metrics, slo
 from vllm_vitals.mixin.dashboards.annotations import firing
 from vllm_vitals.mixin.dashboards.board import Board, Context, Row
 from vllm_vitals.mixin.dashboards.panels import THIRD, WHOLE, figure, lines
@@ -189,7 +189,7 @@ def worst(c: Context) -> Builder[Panel]:
         *column(lambda: q.quantile(0.99, requests.TIME_TO_FIRST_TOKEN, ANYWHERE), "TTFT p99", SECONDS),
         *column(lambda: q.rate(requests.GENERATION_TOKENS, ANYWHERE), "generated", TOKENS_PER_SECOND),
         *good,
-        *column(lambda: q.max(itself.STEP_AGE, ANYWHERE), "last step", SECONDS),
+        *column(lambda: q.max(self_metrics.STEP_AGE, ANYWHERE), "last step", SECONDS),
         worst="saturation" if fullness else "waiting", none="no engine reports",
         link=c.link("engine", instance="${__data.fields.instance}", engine="${__data.fields.engine}"),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from vllm_vitals.catalog import Histogram, conventions, requests, slo
+from vllm_vitals.catalog import Histogram, gen_ai, requests, slo
 from vllm_vitals.mixin.dashboards.board import Board, Context, Row
 from vllm_vitals.mixin.dashboards.panels import THIRD, figure, heat, lines
 from vllm_vitals.mixin.dashboards.query import Query, optional
@@ -194,7 +194,7 @@ def _convention(title: str, metric: Histogram[Any]) -> Callable[[Context], Build
 
 
 def failed(c: Context) -> Builder[Panel]:
-    answered = c.queries.observed(conventions.GEN_AI_DURATION, ("error_type",), gen_ai_request_model=matching("$model"))
+    answered = c.queries.observed(gen_ai.GEN_AI_DURATION, ("error_type",), gen_ai_request_model=matching("$model"))
     return lines(
         "Requests by error.type", "Requests per second; without a name those that succeeded. The convention tells errors apart "
         "by this label alone.",
@@ -214,9 +214,9 @@ BOARD = Board(
         Row(
             "OpenTelemetry conventions",
             (
-                _convention("gen_ai duration", conventions.GEN_AI_DURATION),
-                _convention("gen_ai time to first token", conventions.GEN_AI_FIRST_TOKEN),
-                _convention("gen_ai time per output token", conventions.GEN_AI_PER_TOKEN),
+                _convention("gen_ai duration", gen_ai.GEN_AI_DURATION),
+                _convention("gen_ai time to first token", gen_ai.GEN_AI_FIRST_TOKEN),
+                _convention("gen_ai time per output token", gen_ai.GEN_AI_PER_TOKEN),
                 failed,
             ),
             closed=True,

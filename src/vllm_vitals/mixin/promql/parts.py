@@ -50,7 +50,7 @@ def vllms(metric: Metric[Any], wanted: Mapping[str, Match], used: Collection[str
         _part(native.name, wanted, native.labels, native.where)
         for native in NATIVES
         if native.ours is metric
-        and not native.unless
+        and not native.superseded_by
         and all(wanted[label].accepts(value) for label, value in native.labels.items() if label in wanted)
     ]
     if not found:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vllm_vitals.catalog import engine, itself, requests
+from vllm_vitals.catalog import engine, requests, self_metrics
 from vllm_vitals.mixin.promql import Vector, avg_by, is_not, max_by, over_time
 from vllm_vitals.mixin.rules.maker import ROUNDED, Maker
 from vllm_vitals.mixin.rules.rule import Alert, RuleGroup
@@ -39,7 +39,7 @@ def _stalled(make: Maker) -> Alert:
     What an engine holds goes away when it falls silent with requests, so that it is idle only where that says 0.
     """
     settings = make.config.engine.stalled
-    silent = make.queries.max(itself.STEP_AGE, make.engine) > settings.after
+    silent = make.queries.max(self_metrics.STEP_AGE, make.engine) > settings.after
     there = make.queries.max(engine.UP, make.engine) > 0
     return make.alert(
         "VllmEngineStalled", "engine.stalled", settings,
@@ -60,7 +60,7 @@ def _no_progress(make: Maker) -> Alert:
     window = duration(settings.window)
     none = make.over(settings.window).rate(engine.SCHEDULED_TOKENS, make.engine).is_(0)
     busy = over_time("min_over_time", held(make), window) > 0
-    stepping = make.queries.max(itself.STEP_AGE, make.engine) < make.config.engine.stalled.after
+    stepping = make.queries.max(self_metrics.STEP_AGE, make.engine) < make.config.engine.stalled.after
     return make.alert(
         "VllmEngineNoProgress", "engine.no_progress", settings, busy.and_(none).and_(stepping),
         ENGINE + f" makes steps and has worked on no token for {window}, with {{{{ $value }}}} requests",

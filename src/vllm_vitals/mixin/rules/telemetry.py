@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vllm_vitals.catalog import itself, requests
+from vllm_vitals.catalog import requests, self_metrics
 from vllm_vitals.mixin.promql import count_by
 from vllm_vitals.mixin.rules.maker import ROUNDED, Maker
 from vllm_vitals.mixin.rules.rule import Alert, RuleGroup
@@ -18,7 +18,7 @@ def groups(make: Maker) -> Iterator[RuleGroup]:
 
 def _dropped(make: Maker) -> Alert:
     settings = make.config.telemetry.dropped
-    lost = make.over(settings.window).increase(itself.DROPPED, (*make.replica, "process"))
+    lost = make.over(settings.window).increase(self_metrics.DROPPED, (*make.replica, "process"))
     return make.alert(
         "VllmVitalsStepsDropped", "telemetry.dropped", settings, lost > settings.floor,
         f"{ROUNDED} engine steps of serving process {{{{ $labels.process }}}} were lost in the last "
@@ -35,7 +35,7 @@ def _dropped(make: Maker) -> Alert:
 
 def _errors(make: Maker) -> Alert:
     settings = make.config.telemetry.errors
-    errors = make.over(settings.window).increase(itself.ERRORS, (*make.replica, "stage"))
+    errors = make.over(settings.window).increase(self_metrics.ERRORS, (*make.replica, "stage"))
     return make.alert(
         "VllmVitalsErrors", "telemetry.errors", settings, errors > settings.floor,
         f"vllm-vitals swallowed {ROUNDED} errors ({{{{ $labels.stage }}}}) in the last "
@@ -54,8 +54,8 @@ def _export_failing(make: Maker) -> Alert:
     """Return the alert on exports that fail; what never succeeded has no series of its successes."""
     settings, by = make.config.telemetry.export_failing, (*make.replica, "exporter")
     over = make.over(settings.window)
-    failed = over.increase(itself.EXPORTS_FAILED, by)
-    enough = over.increase(itself.EXPORTS, by) * (settings.above / (1 - settings.above))
+    failed = over.increase(self_metrics.EXPORTS_FAILED, by)
+    enough = over.increase(self_metrics.EXPORTS, by) * (settings.above / (1 - settings.above))
     most = failed.unless(enough.combined(">=", failed))
     return make.alert(
         "VllmVitalsExportFailing", "telemetry.export_failing", settings, most.and_(failed > settings.floor),
@@ -73,7 +73,7 @@ def _export_failing(make: Maker) -> Alert:
 
 def _points_refused(make: Maker) -> Alert:
     settings = make.config.telemetry.points_refused
-    refused = make.over(settings.window).increase(itself.POINTS_REFUSED, (*make.replica, "exporter"))
+    refused = make.over(settings.window).increase(self_metrics.POINTS_REFUSED, (*make.replica, "exporter"))
     return make.alert(
         "VllmVitalsPointsRefused", "telemetry.points_refused", settings, refused > settings.floor,
         f"The receiver left {ROUNDED} points out of pushes over {{{{ $labels.exporter }}}} in the last "
@@ -95,7 +95,7 @@ def _step_age(make: Maker) -> Alert:
     """
     settings, by = make.config.telemetry.step_age, make.shared
     theirs = replace(make.over(settings.window), source="native").rate(requests.GENERATION_TOKENS, by) > 0
-    ours = make.queries.min(itself.STEP_AGE, by) > 2 * settings.window
+    ours = make.queries.min(self_metrics.STEP_AGE, by) > 2 * settings.window
     return make.alert(
         "VllmVitalsStepAge", "telemetry.step_age", settings, ours.and_(theirs),
         "vLLM generates tokens of {{ $labels.model_name }}, and vllm-vitals has seen no step for "
@@ -111,7 +111,7 @@ def _step_age(make: Maker) -> Alert:
 
 
 def _detached(make: Maker) -> Alert:
-    gone = make.queries.max(itself.DETACHED, (*make.replica, "process"))
+    gone = make.queries.max(self_metrics.DETACHED, (*make.replica, "process"))
     return make.alert(
         "VllmVitalsDetached", "telemetry.detached", make.config.telemetry.detached, gone > 0,
         "vLLM generates tokens and no longer calls vllm-vitals in serving process {{ $labels.process }}: what is shown "

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_vitals._util.deadline_socket import Deadline
 from vllm_vitals._util.redact import MOST_SEARCHED
-from vllm_vitals.exporters.otlp.answer import of_grpc
+from vllm_vitals.exporters.otlp.grpc_transport import from_error
 from vllm_vitals.exporters.otlp.line import Plain
 
 
@@ -31,7 +31,7 @@ def test_the_details_of_a_grpc_error_are_cut() -> None:
         details=lambda: "x" * 10 * MOST_SEARCHED,
         trailing_metadata=lambda: (),
     )
-    assert of_grpc(error).error == f"gRPC UNAVAILABLE: {'x' * MOST_SEARCHED}"
+    assert from_error(error).error == f"gRPC UNAVAILABLE: {'x' * MOST_SEARCHED}"
 
 
 def test_all_reads_of_an_exchange_share_one_deadline() -> None:

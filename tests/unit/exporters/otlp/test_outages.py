@@ -35,7 +35,7 @@ from tests.unit.otlp import (
 )
 from tests.waiting import wait_until
 from vllm_vitals.exporters.otlp import exporter as module
-from vllm_vitals.exporters.otlp.answer import NOT_READ, WEB_PAGE, asked_seconds
+from vllm_vitals.exporters.otlp.response import UNREADABLE, WEB_PAGE, retry_after_seconds
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 
 LABEL = {"exporter": "otlp"}
@@ -68,7 +68,7 @@ def pushing() -> Iterator[Callable[..., Pusher]]:
 
 def count(pusher: Pusher, name: str) -> float:
     registry = CollectorRegistry()
-    registry.register(VitalsCollector(pusher.collector))
+    registry.register(VitalsCollector(pusher.aggregator))
     return registry.get_sample_value(name, LABEL) or 0.0
 
 
@@ -80,7 +80,7 @@ def outcomes(pusher: Pusher) -> tuple[float, float, float]:
 
 
 def tell(pusher: Pusher, tokens: int = 1) -> None:
-    feed(pusher.collector, step(running=1, generation_tokens=tokens))
+    feed(pusher.aggregator, step(running=1, generation_tokens=tokens))
 
 
 def loud(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -225,11 +225,11 @@ def test_garbage_is_a_failed_push(protocol: str, garbage: bytes, pushing: Any, c
         (b"HTTP/1.1 200 OK\r\nServer: a\r\nConnection: close\r\n\r\n", True, ""),
         (b"HTTP/1.0 200 OK\r\nServer: a\r\n\r\n", True, ""),
         (b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True, ""),
-        (b"HTTP/1.1 200 OK\r\nX-Long: a", True, NOT_READ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", True, NOT_READ),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"a" * 300000, True, NOT_READ),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", True, NOT_READ),
-        (b"HTTP/1.1 200 OK\r\n" + b"X-Many: a\r\n" * 9999 + b"\r\n", True, NOT_READ),
+        (b"HTTP/1.1 200 OK\r\nX-Long: a", True, UNREADABLE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", True, UNREADABLE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"a" * 300000, True, UNREADABLE),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", True, UNREADABLE),
+        (b"HTTP/1.1 200 OK\r\n" + b"X-Many: a\r\n" * 9999 + b"\r\n", True, UNREADABLE),
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + b"<p>" * 33333, True, WEB_PAGE),
         (b"HTTP/1.1 200 O", False, ""),
         (b"HTTP/1.1 100 Continue\r\n\r\n", False, ""),
@@ -479,7 +479,7 @@ def test_retry_info_that_is_garbage_does_not_hide_the_failure(trailer: str, push
      ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0), ("Fri, 99 Foo 2020", 0.0)],
 )  # fmt: skip
 def test_retry_after_headers(header: str, seconds: float) -> None:
-    assert asked_seconds(header) == seconds
+    assert retry_after_seconds(header) == seconds
 
 
 def test_a_peer_cannot_make_us_wait_for_ever(monkeypatch: pytest.MonkeyPatch, pushing: Any) -> None:

@@ -169,7 +169,7 @@ def test_a_proxy_that_nobody_could_use_is_an_error_that_names_it(
     monkeypatch.setenv("http_proxy", f"socks5://user:{PASSWORD}@{HOST}:1080")
     answer = Pusher("http://collector.example:4318").push()
     assert (answer.ok, answer.permanent) == (False, True)
-    assert f"the proxy socks5://{HOST}:1080 is no address: what stands before the @" in answer.error
+    assert f"the proxy socks5://{HOST}:1080 is no address: everything before the @" in answer.error
     assert PASSWORD not in said(caplog.records)[0][1]
 
 

@@ -505,4 +505,4 @@ def test_without_an_endpoint_there_is_no_target(make_runtime: Callable[..., Any]
     host = make_runtime()
     assert resolve(host.settings.otlp) is None
     with pytest.raises(ValueError, match=r"otlp\.endpoint"):
-        otlp_exporter(host.collector, host.settings, "1", 1.0)
+        otlp_exporter(host.aggregator, host.settings, "1", 1.0)

@@ -80,7 +80,9 @@ class Endpoint:
         self.runtime = runtime
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
         self.tap = runtime.attach(config, [0], Endpoint, "0.32.0")
-        self.exporter = PrometheusExporter(runtime.collector, runtime.settings.prometheus, runtime.feed.problem, native)
+        self.exporter = PrometheusExporter(
+            runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, native
+        )
         runtime.expose(NAME, lambda: self.exporter)
 
     def up(self) -> "Endpoint":
@@ -302,7 +304,7 @@ def test_a_failed_scrape_is_told_counted_and_over(
 ) -> None:
     endpoint = serve().up()
     with monkeypatch.context() as patch:
-        patch.setattr(endpoint.runtime.collector, "refresh", lambda *_: 1 / 0)
+        patch.setattr(endpoint.runtime.aggregator, "refresh", lambda *_: 1 / 0)
         status, _, body = endpoint.ask()
         assert status == 500
         assert b"ZeroDivisionError" in body
@@ -603,7 +605,7 @@ def test_one_page_is_rendered_for_all_who_wait_for_it(
     """It is begun after the last of them has asked, so it is as new as each of them may expect."""
     endpoint = serve().up()
     begun, go_on, times = threading.Event(), threading.Event(), []
-    refresh = endpoint.runtime.collector.refresh
+    refresh = endpoint.runtime.aggregator.refresh
 
     def slow_refresh() -> None:
         times.append(1)
@@ -611,7 +613,7 @@ def test_one_page_is_rendered_for_all_who_wait_for_it(
         assert go_on.wait(60)
         refresh()
 
-    monkeypatch.setattr(endpoint.runtime.collector, "refresh", slow_refresh)
+    monkeypatch.setattr(endpoint.runtime.aggregator, "refresh", slow_refresh)
     with ThreadPoolExecutor(6) as pool:
         first = pool.submit(endpoint.text)
         assert begun.wait(60)

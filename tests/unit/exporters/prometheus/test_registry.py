@@ -31,19 +31,19 @@ def test_a_histogram_is_cumulated() -> None:
 
 
 def test_each_collection_shows_the_numbers_as_they_are_then(clock: Clock) -> None:
-    collector = collect(step(clock.now, running=1))
-    see = Sight(collector)
+    aggregator = collect(step(clock.now, running=1))
+    see = Sight(aggregator)
     assert see("vllm_engine_requests_running", **ENGINE) == 1
-    feed(collector, step(clock.now, running=2))
+    feed(aggregator, step(clock.now, running=2))
     assert see("vllm_engine_requests_running", **ENGINE) == 2
     clock.now += 30
     assert see("vitals_step_age_seconds", **ENGINE) == 30
 
 
 def test_registering_does_not_collect() -> None:
-    collector = collect()
-    collector.refresh = lambda *_: pytest.fail("collected")  # type: ignore[method-assign]
-    CollectorRegistry(auto_describe=True).register(VitalsCollector(collector))
+    aggregator = collect()
+    aggregator.refresh = lambda *_: pytest.fail("collected")  # type: ignore[method-assign]
+    CollectorRegistry(auto_describe=True).register(VitalsCollector(aggregator))
 
 
 def test_families_are_there_only_once_in_a_registry_with_others() -> None:

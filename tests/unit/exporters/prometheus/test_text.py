@@ -4,7 +4,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -18,10 +17,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import ENGINE, EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, finished, page, step
 from tests.unit.nvml.readings import full
 from vllm_vitals._util.labels import label
-from vllm_vitals.aggregation.aggregator import Collector
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, Counter, Gauge, Histogram
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.exporters.prometheus.text import Renderer
@@ -62,7 +62,7 @@ def full_step(clock: float, engine: str) -> Any:
     )  # fmt: skip
 
 
-def full_collector(**values: Any) -> Collector:
+def full_collector(**values: Any) -> Aggregator:
     """Return a collector that has something to show of every metric."""
     known = {"kv_cache_tokens": 16384, "max_num_seqs": 8, "max_num_batched_tokens": 2048, "startup": 33.5,
              "info": {"dtype": "bfloat16", "vllm_version": "0.32.0"}, "gpus": 1}  # fmt: skip
@@ -73,23 +73,23 @@ def full_collector(**values: Any) -> Collector:
         "perf": {"peak_flops": 1e12, "peak_bandwidth": 1e12},
         **values,
     }
-    collector = collect(*(facts(engine, *EVERY_FEATURE, **known) for engine in ("0", "1")), **values)
+    aggregator = collect(*(facts(engine, *EVERY_FEATURE, **known) for engine in ("0", "1")), **values)
     for second in range(20):  # the KV cache fills
         for engine in ("0", "1"):
-            feed(collector, step(80.0 + second, engine=engine, running=1, kv_cache_usage=0.01 * second))
-    collector.flush(99.5)
+            feed(aggregator, step(80.0 + second, engine=engine, running=1, kv_cache_usage=0.01 * second))
+    aggregator.flush(99.5)
     for clock in (100.0, 100.0125, 100.5):
         for engine in ("0", "1"):
-            feed(collector, full_step(clock, engine))
-    collector.flush(100.5)
+            feed(aggregator, full_step(clock, engine))
+    aggregator.flush(100.5)
     rare = (Sleep(MODEL, "0", "paused"), Rejection(MODEL, "full"), Health(2, 1e-6, {"hook": 1}), step(kv_cache_usage=7))
     for record in rare:
-        feed(collector, record)
-    feed(collector, Sample(EPOCH + 100, 100.0, [full(), full(engine="0")]))
+        feed(aggregator, record)
+    feed(aggregator, Sample(EPOCH + 100, 100.0, [full(), full(engine="0")]))
     for duration in (0.001, 3.0, None):
-        collector.export("prometheus", duration, refused=1)
-    collector.refresh()
-    return collector
+        aggregator.export("prometheus", duration, refused=1)
+    aggregator.refresh()
+    return aggregator
 
 
 def families(text: str, *, openmetrics: bool) -> list[Parsed]:
@@ -112,8 +112,8 @@ def heads(parsed: Iterable[Parsed]) -> list[tuple[str, str, str, str]]:
     return [(each.name, each.type, each.documentation, each.unit) for each in parsed if each.samples]
 
 
-def of_prometheus_client(collector: Collector, *, openmetrics: bool) -> str:
-    registry = Sight(collector).registry
+def of_prometheus_client(aggregator: Aggregator, *, openmetrics: bool) -> str:
+    registry = Sight(aggregator).registry
     made: bytes = generate_openmetrics(registry) if openmetrics else generate_latest(registry)
     return made.decode()
 
@@ -127,9 +127,9 @@ def test_the_full_collector_shows_every_metric(clock: Clock) -> None:
 
 @both_formats
 def test_the_page_says_what_prometheus_client_says(clock: Clock, *, openmetrics: bool) -> None:
-    collector = full_collector()
-    ours = families(page(collector, openmetrics=openmetrics), openmetrics=openmetrics)
-    theirs = families(of_prometheus_client(collector, openmetrics=openmetrics), openmetrics=openmetrics)
+    aggregator = full_collector()
+    ours = families(page(aggregator, openmetrics=openmetrics), openmetrics=openmetrics)
+    theirs = families(of_prometheus_client(aggregator, openmetrics=openmetrics), openmetrics=openmetrics)
     assert samples(ours) == samples(theirs)
     assert heads(ours) == heads(theirs)
     assert len(samples(ours)) > 500
@@ -170,9 +170,9 @@ def test_any_text_is_a_label_that_parses_back(adapters: dict[str, int]) -> None:
     expected: dict[str, float] = {}
     for adapter, running in adapters.items():
         expected[label(adapter)] = expected.get(label(adapter), 0.0) + running
-    collector = collect(step(running=1, lora_running=adapters))
+    aggregator = collect(step(running=1, lora_running=adapters))
     for openmetrics in (False, True):
-        shown = samples(families(page(collector, openmetrics=openmetrics), openmetrics=openmetrics))
+        shown = samples(families(page(aggregator, openmetrics=openmetrics), openmetrics=openmetrics))
         found = {
             dict(labels)["adapter"]: value for (name, labels), value in shown.items() if name == "vllm_lora_requests"
         }
@@ -182,8 +182,8 @@ def test_any_text_is_a_label_that_parses_back(adapters: dict[str, int]) -> None:
 @both_formats
 @pytest.mark.parametrize("name", ["lone \ud800 surrogate", "nul \0", "carriage \r return", "\x85\u2028"])
 def test_text_that_is_not_quite_unicode_does_not_cost_the_page(name: str, *, openmetrics: bool) -> None:
-    collector = collect(step(running=1, generation_tokens=3, lora_running={name: 2}))
-    shown = samples(families(page(collector, openmetrics=openmetrics), openmetrics=openmetrics))
+    aggregator = collect(step(running=1, generation_tokens=3, lora_running={name: 2}))
+    shown = samples(families(page(aggregator, openmetrics=openmetrics), openmetrics=openmetrics))
     assert shown["vllm_tokens_generation_total", frozenset(ENGINE.items())] == 3
     assert [value for (sample, _), value in shown.items() if sample == "vllm_lora_requests"] == [2]
 
@@ -215,7 +215,7 @@ def exemplars(text: str) -> dict[str, tuple[str, float, float]]:
     }
 
 
-def with_exemplars() -> Collector:
+def with_exemplars() -> Aggregator:
     requests = (("a", 0.5), ("b", 0.4), ("c", 9.0), ("d é", 1e5), ("e", 9e9), ("", 55.0))
     ended = (Finished("stop", time=EPOCH + 0.25, duration=value, request_id=name) for name, value in requests)
     return collect(finished(*ended), exemplars=True)
@@ -248,9 +248,9 @@ def test_long_request_ids_make_legal_exemplars() -> None:
 
 @pytest.mark.parametrize("name", ["\ud800", "\0", "\r\n"])
 def test_a_request_id_that_is_not_quite_unicode_does_not_cost_the_page(name: str) -> None:
-    collector = collect(finished(request(request_id=name)), exemplars=True)
+    aggregator = collect(finished(request(request_id=name)), exemplars=True)
     for openmetrics in (False, True):
-        shown = samples(families(page(collector, openmetrics=openmetrics), openmetrics=openmetrics))
+        shown = samples(families(page(aggregator, openmetrics=openmetrics), openmetrics=openmetrics))
         assert shown["vllm_request_duration_seconds_count", frozenset(ENGINE.items())] == 1
 
 
@@ -259,85 +259,77 @@ def test_a_request_id_that_is_not_quite_unicode_does_not_cost_the_page(name: str
 
 @both_formats
 def test_a_kept_page_follows_every_change(clock: Clock, *, openmetrics: bool) -> None:
-    collector = full_collector(exemplars=True)
-    renderer = Renderer(collector.store, openmetrics=openmetrics)
+    aggregator = full_collector(exemplars=True)
+    renderer = Renderer(aggregator.store, openmetrics=openmetrics)
     for round_ in range(4):
         clock.now += 0.25
-        kept = page(collector, openmetrics=openmetrics, renderer=renderer)
-        assert kept == page(collector, openmetrics=openmetrics)
-        feed(collector, full_step(101.0 + round_, str(round_ % 2)))
-        feed(collector, finished(request(request_id=f"r{round_}", duration=0.1 * round_)))
-        collector.export("prometheus", 0.5)
+        kept = page(aggregator, openmetrics=openmetrics, renderer=renderer)
+        assert kept == page(aggregator, openmetrics=openmetrics)
+        feed(aggregator, full_step(101.0 + round_, str(round_ % 2)))
+        feed(aggregator, finished(request(request_id=f"r{round_}", duration=0.1 * round_)))
+        aggregator.export("prometheus", 0.5)
 
 
 def test_a_page_without_changes_is_the_same(clock: Clock) -> None:
-    collector = full_collector()
-    renderer = Renderer(collector.store, openmetrics=False)
-    assert page(collector, renderer=renderer) == page(collector, renderer=renderer)
+    aggregator = full_collector()
+    renderer = Renderer(aggregator.store, openmetrics=False)
+    assert page(aggregator, renderer=renderer) == page(aggregator, renderer=renderer)
     assert clock.now == 100.0
 
 
 @both_formats
 def test_series_that_are_no_more_vanish_and_are_forgotten(*, openmetrics: bool) -> None:
-    collector = collect(step(running=1, lora_running={"old": 1}))
-    renderer = Renderer(collector.store, openmetrics=openmetrics)
-    assert 'adapter="old"' in page(collector, openmetrics=openmetrics, renderer=renderer)
-    feed(collector, step(running=1, lora_running={"new": 1}))
-    text = page(collector, openmetrics=openmetrics, renderer=renderer)
+    aggregator = collect(step(running=1, lora_running={"old": 1}))
+    renderer = Renderer(aggregator.store, openmetrics=openmetrics)
+    assert 'adapter="old"' in page(aggregator, openmetrics=openmetrics, renderer=renderer)
+    feed(aggregator, step(running=1, lora_running={"new": 1}))
+    text = page(aggregator, openmetrics=openmetrics, renderer=renderer)
     assert 'adapter="old"' not in text
     assert 'adapter="new"' in text
-    cells = sum(len(family.cells) for family in collector.store)
+    cells = sum(len(family.cells) for family in aggregator.store)
     assert len(renderer._kept) == len(renderer._prefixes) == cells
 
 
 def test_a_series_that_comes_back_shows_its_new_value() -> None:
-    collector = collect(step(running=1, lora_running={"a": 7}))
-    renderer = Renderer(collector.store, openmetrics=False)
+    aggregator = collect(step(running=1, lora_running={"a": 7}))
+    renderer = Renderer(aggregator.store, openmetrics=False)
     for adapters, shown in (({"a": 7}, " 7.0\n"), ({}, ""), ({"a": 7}, " 7.0\n"), ({"a": 8}, " 8.0\n")):
-        feed(collector, step(running=1, lora_running=adapters))
-        text = page(collector, renderer=renderer)
+        feed(aggregator, step(running=1, lora_running=adapters))
+        text = page(aggregator, renderer=renderer)
         assert ('adapter="a"' in text) == bool(shown)
         assert shown in text
 
 
 def test_a_series_that_went_and_came_between_two_scrapes_shows_its_new_value() -> None:
-    collector = collect(step(running=1, lora_running={"a": 7}))
-    renderer = Renderer(collector.store, openmetrics=False)
-    page(collector, renderer=renderer)
-    feed(collector, step(running=1))
-    feed(collector, step(running=1, lora_running={"a": 9}))
-    assert 'adapter="a",state="running"} 9.0\n' in page(collector, renderer=renderer)
+    aggregator = collect(step(running=1, lora_running={"a": 7}))
+    renderer = Renderer(aggregator.store, openmetrics=False)
+    page(aggregator, renderer=renderer)
+    feed(aggregator, step(running=1))
+    feed(aggregator, step(running=1, lora_running={"a": 9}))
+    assert 'adapter="a",state="running"} 9.0\n' in page(aggregator, renderer=renderer)
 
 
 def test_a_family_without_series_has_no_head() -> None:
-    collector = collect(step(running=1, lora_running={"a": 1}), step(running=1))
-    assert "vllm_lora_requests" not in page(collector)
+    aggregator = collect(step(running=1, lora_running={"a": 1}), step(running=1))
+    assert "vllm_lora_requests" not in page(aggregator)
 
 
-def test_the_interpreter_is_given_up_between_pieces_and_text_is_made_without_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    collector = full_collector()
+def test_the_interpreter_is_given_up_between_pieces_and_text_is_made_without_the_lock() -> None:
+    aggregator = full_collector()
     held: list[bool] = []
-    lock: Any = collector.store.lock
-
-    def look() -> None:
-        held.append(lock._is_owned())
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("vllm_vitals.") and hasattr(module, "checkpoint"):
-            monkeypatch.setattr(module, "checkpoint", look)
-    collector.refresh()
-    assert len(held) >= sum(isinstance(metric, Histogram) for metric in CATALOG)
-    assert not any(held)
-    held.clear()
-    pieces = Renderer(collector.store, openmetrics=False).render()
-    next(pieces)
-    series = sum(len(family.cells) for family in collector.store)
-    assert len(held) > series
-    assert all(held)  # while the store is read: whoever adds waits, and who serves goes on
-    held.clear()
-    held.extend(lock._is_owned() for _ in pieces)
+    lock: Any = aggregator.store.lock
+    pieces = Renderer(aggregator.store, openmetrics=False).render()
+    with at_checkpoints(lambda: held.append(lock._is_owned())):
+        aggregator.refresh()
+        assert len(held) >= sum(isinstance(metric, Histogram) for metric in CATALOG)
+        assert not any(held)
+        held.clear()
+        next(pieces)
+        series = sum(len(family.cells) for family in aggregator.store)
+        assert len(held) > series
+        assert all(held)  # while the store is read: whoever adds waits, and who serves goes on
+        held.clear()
+        held.extend(lock._is_owned() for _ in pieces)
     assert len(held) > 2 * series
     assert not any(held)
 
@@ -361,8 +353,8 @@ def test_promtool_accepts_the_page() -> None:
 
 
 def test_values_are_exact() -> None:
-    collector = collect(step(running=1, kv_cache_usage=0.1 + 0.2, flops=2**60 + 1, iterated=True))
-    shown = samples(parse_text(page(collector)))
+    aggregator = collect(step(running=1, kv_cache_usage=0.1 + 0.2, flops=2**60 + 1, iterated=True))
+    shown = samples(parse_text(page(aggregator)))
     assert shown["vllm_kv_cache_usage_ratio", frozenset(ENGINE.items())] == 0.1 + 0.2
     assert shown["vllm_perf_flops_total", frozenset(ENGINE.items())] == float(2**60 + 1)
     assert all(math.isfinite(value) for value in shown.values())

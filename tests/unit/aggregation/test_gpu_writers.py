@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.nvml.readings import WHOLE, full
-from vllm_vitals.aggregation.gpu_writers import Intake
+from vllm_vitals.aggregation.gpu_writers import GpuWriters
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.catalog import gpu as catalog
 from vllm_vitals.catalog.gpu import GPU
@@ -25,12 +25,12 @@ class Kept:
 
     def __init__(self) -> None:
         self.store = Store(GPU)
-        self.intake = Intake([writer for metric in GPU for writer in writers(self.store[metric], (), {})])
+        self.gpu_writers = GpuWriters([writer for metric in GPU for writer in writers(self.store[metric], (), {})])
 
     def take(self, *readings: Reading) -> None:
         samples = [Sample(1000.0, 10.0, list(readings))]
-        self.intake.begin(samples)
-        for writer in self.intake.writers:
+        self.gpu_writers.begin(samples)
+        for writer in self.gpu_writers.writers:
             writer.take(samples, 1000.0)
 
     def page(self) -> dict[str, float]:
@@ -115,10 +115,10 @@ def test_lost_device_keeps_its_counters_and_its_state_alone(kept):
 
 def test_gauges_expire_and_counters_stand(kept):
     kept.take(full())
-    kept.intake.expire(10.0 + 59.9, 60.0)
-    kept.intake.expire(10.0 + 3600, 0.0)
+    kept.gpu_writers.expire(10.0 + 59.9, 60.0)
+    kept.gpu_writers.expire(10.0 + 3600, 0.0)
     assert kept.page() == EXPECTED
-    kept.intake.expire(10.0 + 60, 60.0)
+    kept.gpu_writers.expire(10.0 + 60, 60.0)
     assert kept.page() == {series: value for series, value in EXPECTED.items() if "_total{" in series}
     kept.take(Reading(PART, power=1.0))
     assert "hw_power_watts" in {series.partition("{")[0] for series in kept.page()}
@@ -162,5 +162,5 @@ def test_labels_follow_the_convention(metric):
 
 
 def test_every_metric_is_in_the_group():
-    declared = {each for each in vars(catalog).values() if getattr(each, "of", None) is Sample}
+    declared = {each for each in vars(catalog).values() if getattr(each, "record", None) is Sample}
     assert declared == set(GPU)

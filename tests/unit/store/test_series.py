@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples
 from vllm_vitals._util.amounts import LARGEST
-from vllm_vitals.store.cells import PENDING, REPEATED, Exemplar, HistogramCell, NumberCell, fault
+from vllm_vitals.store.series import (
+    MAX_PENDING,
+    MAX_PENDING_REPEATED,
+    Exemplar,
+    HistogramCell,
+    NumberCell,
+    rejection_reason,
+)
 
 LIMIT = 1e6
 BOUNDS = (0.1, 1.0, 2.5, 10.0)
@@ -85,12 +92,12 @@ def test_values_that_come_many_times_count_so_often(case: tuple[tuple[float, ...
 
 def test_many_that_come_many_times_are_not_kept_waiting() -> None:
     histogram = cell()
-    for _ in range(REPEATED - 1):
+    for _ in range(MAX_PENDING_REPEATED - 1):
         histogram.extend((0.5,), None, 7)
     assert sum(histogram.counts) == 0
     histogram.extend((0.5,), None, 7)
-    assert histogram.counts == [0, 7 * REPEATED, 0, 0, 0]
-    assert histogram.total == pytest.approx(0.5 * 7 * REPEATED)
+    assert histogram.counts == [0, 7 * MAX_PENDING_REPEATED, 0, 0, 0]
+    assert histogram.total == pytest.approx(0.5 * 7 * MAX_PENDING_REPEATED)
 
 
 def test_what_comes_many_times_is_bounded_as_all_else() -> None:
@@ -150,7 +157,9 @@ def test_only_rejections_leave_a_histogram_as_it_was() -> None:
     assert (histogram.total, histogram.least, histogram.greatest) == (0.0, math.inf, -math.inf)
 
 
-@pytest.mark.parametrize(("number", "settled"), [(PENDING - 1, 0), (PENDING, PENDING), (PENDING + 1, PENDING + 1)])
+@pytest.mark.parametrize(
+    ("number", "settled"), [(MAX_PENDING - 1, 0), (MAX_PENDING, MAX_PENDING), (MAX_PENDING + 1, MAX_PENDING + 1)]
+)
 def test_values_wait_until_there_are_enough(number: int, settled: int) -> None:
     histogram = cell()
     histogram.extend([0.5] * number)
@@ -161,9 +170,9 @@ def test_values_wait_until_there_are_enough(number: int, settled: int) -> None:
 
 def test_single_values_do_not_pile_up_when_nobody_reads() -> None:
     histogram = cell()
-    for _ in range(3 * PENDING):
+    for _ in range(3 * MAX_PENDING):
         histogram.observe(0.5)
-    assert len(histogram._pending) <= PENDING
+    assert len(histogram._pending) <= MAX_PENDING
 
 
 def test_a_new_value_changes_the_version_and_nothing_does_not() -> None:
@@ -207,7 +216,7 @@ def test_a_value_that_is_not_believed_is_no_exemplar(value: float) -> None:
      (math.inf, "not_finite"), (-math.inf, "not_finite")],
 )  # fmt: skip
 def test_faults(value: float, reason: str) -> None:
-    assert fault(value, LIMIT) == reason
+    assert rejection_reason(value, LIMIT) == reason
 
 
 @given(st.lists(st.one_of(st.floats(), st.integers(-5, 5)), max_size=40))

@@ -5,8 +5,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
-from vllm_vitals.exporters.otlp.bridge import native_series
-from vllm_vitals.exporters.otlp.points import PointBuilder, Push, Series
+from tests.unit.otlp import decoded, metrics
+from vllm_vitals.exporters.otlp.encode import Push, PushBuilder
+from vllm_vitals.exporters.otlp.series import Series, native_series
 from vllm_vitals.store.store import Store
 
 ENGINE = ("engine",)
@@ -30,15 +31,16 @@ def series(made: Any, apart: Callable[[str], bool] = lambda _: False) -> dict[tu
     return {(each.metric.name, dict(each.labels).get("engine", "")): each for each in read}
 
 
-def builder(made: Any, temporality: str) -> PointBuilder:
+def builder(made: Any, temporality: str) -> PushBuilder:
     def more() -> Iterable[Series]:
         return native_series(made, lambda _: False)
 
-    return PointBuilder(Store([]), temporality=temporality, exponential=False, started=1.0, fresh=60.0, more=more)
+    return PushBuilder(Store([]), temporality=temporality, exponential=False, started=1.0, fresh=60.0, more=more)
 
 
 def points(push: Push, name: str) -> Iterator[Any]:
-    return (point for metric in push.metrics if metric.name == name for point in metric.data.data_points)
+    metric = metrics(decoded(push))[name]
+    return iter(getattr(metric, metric.WhichOneof("data")).data_points)
 
 
 def test_names_kinds_and_values_are_the_samples() -> None:
@@ -46,15 +48,15 @@ def test_names_kinds_and_values_are_the_samples() -> None:
     assert {name for name, _ in found} == {
         "vllm:prompt_tokens_total", "vllm:num_requests_running", "vllm:e2e_seconds", "http_size_sum", "http_size_count",
     }  # fmt: skip
-    assert found["vllm:prompt_tokens_total", "0"].state.value == 7
+    assert found["vllm:prompt_tokens_total", "0"].reading.value == 7
     assert found["vllm:prompt_tokens_total", "1"].metric.kind == "counter"
     assert found["vllm:num_requests_running", "0"].metric.kind == "gauge"
-    assert (found["http_size_sum", ""].state.value, found["http_size_sum", ""].metric.kind) == (10, "counter")
+    assert (found["http_size_sum", ""].reading.value, found["http_size_sum", ""].metric.kind) == (10, "counter")
 
 
 def test_histograms_are_counted_by_bucket() -> None:
     found = series(registry()[0])["vllm:e2e_seconds", "0"]
-    assert (found.bounds, found.state.counts, found.state.value) == ((1.0, 5.0), (2, 1, 1), 14.5)
+    assert (found.bounds, found.reading.counts, found.reading.value) == ((1.0, 5.0), (2, 1, 1), 14.5)
 
 
 def test_families_set_apart_are_left_out() -> None:
@@ -65,13 +67,13 @@ def test_differences_start_at_what_was_acknowledged() -> None:
     made, counter, histogram = registry()
     build = builder(made, "delta")
     first = build.build()
-    assert [point.value for point in points(first, "vllm:prompt_tokens_total")] == [7, 2]
+    assert [point.as_double for point in points(first, "vllm:prompt_tokens_total")] == [7, 2]
     build.acknowledge(first)
     counter.labels("0").inc(3)
     histogram.labels("0").observe(2.0)
     lost, second = build.build(), build.build()
     for push in (lost, second):
-        assert [point.value for point in points(push, "vllm:prompt_tokens_total")] == [3]
+        assert [point.as_double for point in points(push, "vllm:prompt_tokens_total")] == [3]
         (point,) = points(push, "vllm:e2e_seconds")
         assert (point.count, point.sum, list(point.bucket_counts)) == (1, 2.0, [0, 1, 0])
 
@@ -85,4 +87,5 @@ def test_a_counter_that_began_anew_is_sent_whole() -> None:
     Counter("vllm:prompt_tokens", "Prompts.", ENGINE, registry=fresh).labels("0").inc(4)
     made.collect = fresh.collect  # type: ignore[method-assign]
     (point,) = points(build.build(), "vllm:prompt_tokens_total")
-    assert (point.value, point.start_time_unix_nano) == (4, before.time)  # its time and that of before do not overlap
+    # The times of both points do not overlap.
+    assert (point.as_double, point.start_time_unix_nano) == (4, before.time)

@@ -16,16 +16,27 @@ import vllm_vitals
 from tests.unit.builders import AGE, EPOCH, MODEL, examples, facts, feed, finished, step
 from tests.unit.exporters.prometheus.test_text import full_collector
 from tests.unit.otlp import AGE as PROCESS_AGE
-from tests.unit.otlp import RECEIVERS, VERSION, HttpReceiver, Pusher, Receiver, attributes, identity, metrics, of
-from vllm_vitals.aggregation.aggregator import Collector
+from tests.unit.otlp import (
+    RECEIVERS,
+    VERSION,
+    HttpReceiver,
+    Pusher,
+    Receiver,
+    attributes,
+    decoded,
+    identity,
+    metrics,
+    of,
+)
+from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, Gauge, Histogram, Metric
 from vllm_vitals.catalog.engine import RUNNING
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.exporters.otlp import points as points_module
-from vllm_vitals.exporters.otlp.identity import resource
-from vllm_vitals.exporters.otlp.points import PointBuilder
+from vllm_vitals.exporters.otlp import encode as encode_module
+from vllm_vitals.exporters.otlp.encode import PushBuilder
+from vllm_vitals.exporters.otlp.resource import process_resource
 from vllm_vitals.records.step import Finished, Step
-from vllm_vitals.store.cells import HistogramCell
+from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.writers import scope_key
 
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
@@ -52,9 +63,9 @@ def fill(pusher: Pusher) -> None:
     """Give every metric of the catalogue a series with something in it."""
     for metric in CATALOG:
         scope = scope_key(metric.scope, MODEL, "0", ("chat", "vllm"))
-        family = pusher.collector.store[metric]
+        family = pusher.aggregator.store[metric]
         if isinstance(metric, Histogram):
-            bounds = pusher.collector._bounds[metric.buckets]
+            bounds = pusher.aggregator._bounds[metric.buckets]
             family.histogram(scope, label_values(metric), bounds).extend([bounds[0], bounds[-1] * 2])
         elif isinstance(metric, Gauge):
             family.number(scope, label_values(metric)).set(0.5, time.time())
@@ -118,7 +129,7 @@ def test_attributes_are_the_label_names_and_values() -> None:
 def test_an_empty_label_is_no_attribute() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver)
-        feed(pusher.collector, facts(info={"dtype": "bfloat16"}))
+        feed(pusher.aggregator, facts(info={"dtype": "bfloat16"}))
         pusher.push()
         pusher.close()
     assert attributes(the(receiver, "vllm.engine.info")) == {"model_name": MODEL, "engine": "0", "dtype": "bfloat16"}
@@ -132,7 +143,7 @@ def ended(reason: str) -> Step:
 def test_the_conventions_metrics_have_its_attributes_and_bounds() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver)
-        feed(pusher.collector, facts(), ended("stop"), ended("error"))
+        feed(pusher.aggregator, facts(), ended("stop"), ended("error"))
         pusher.push()
         pusher.close()
     got = metrics(receiver.received[-1].message)
@@ -152,14 +163,14 @@ def test_the_conventions_metrics_have_its_attributes_and_bounds() -> None:
 def test_what_arrives_is_what_the_store_holds(kind: Any) -> None:
     with kind().serve() as receiver:
         pusher = of(receiver)
-        pusher.collector = pusher.exporter._collector = full_collector()
-        pusher.exporter._points = PointBuilder(
-            pusher.collector.store, temporality="cumulative", exponential=False, started=1.0, fresh=60.0
+        pusher.aggregator = pusher.exporter._aggregator = full_collector()
+        pusher.exporter._builder = PushBuilder(
+            pusher.aggregator.store, temporality="cumulative", exponential=False, started=1.0, fresh=60.0
         )
         pusher.push()
         pusher.close()
     got, series = receiver.last, 0
-    for family in pusher.collector.store:
+    for family in pusher.aggregator.store:
         if family.metric.name.startswith("vitals.export"):
             continue  # counted when the push is over
         for key, cell in family.cells.items():
@@ -184,7 +195,7 @@ def test_exponential_points_hold_every_value() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, histograms="exponential")
         for duration in (0.0, 0.5, 2.0, 300.0):
-            feed(pusher.collector, finished(Finished("stop", duration=duration)))
+            feed(pusher.aggregator, finished(Finished("stop", duration=duration)))
         pusher.push()
         pusher.close()
     point = the(receiver, "vllm.request.duration")
@@ -202,7 +213,7 @@ def test_start_times(temporality: str) -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, temporality=temporality)
         for clock in (10.0, 11.0, 12.0):
-            feed(pusher.collector, step(clock, running=1))
+            feed(pusher.aggregator, step(clock, running=1))
             pusher.push()
         pusher.close()
     each = []
@@ -231,7 +242,7 @@ def test_no_point_starts_after_its_time_though_the_clock_is_set_back(
         pusher = of(receiver, temporality=temporality)
         for late in (0, 3600):
             monkeypatch.setattr(time, "time_ns", lambda: now - late * NANO)  # noqa: B023
-            feed(pusher.collector, step(10.0 + late, running=1))
+            feed(pusher.aggregator, step(10.0 + late, running=1))
             assert pusher.push().ok
         pusher.close()
     (point,) = metrics(receiver.received[-1].message)["vitals.steps"].sum.data_points
@@ -271,20 +282,19 @@ turns = st.lists(
 @given(turns=turns)
 @pytest.mark.parametrize("temporality", ["cumulative", "delta"])
 def test_times_when_the_clock_is_set(temporality: str, turns: list[tuple[float, float, bool]]) -> None:
-    clocks, collector = Clocks(), Collector(Settings())
-    with patch.object(points_module, "time", clocks):
-        builder = PointBuilder(
-            collector.store, temporality=temporality, exponential=False, started=clocks.system / NANO - 10, fresh=60.0
+    clocks, aggregator = Clocks(), Aggregator(Settings())
+    with patch.object(encode_module, "time", clocks):
+        builder = PushBuilder(
+            aggregator.store, temporality=temporality, exponential=False, started=clocks.system / NANO - 10, fresh=60.0
         )
         starts: list[int] = []
         acknowledged = 0
         for seconds, jump, taken in turns:
             clocks.go_on(seconds)
             clocks.system += int(jump * NANO)
-            feed(collector, step(running=1))
+            feed(aggregator, step(running=1))
             push = builder.build()
-            (metric,) = (each for each in push.metrics if each.name == "vitals.steps")
-            (point,) = metric.data.data_points
+            (point,) = metrics(decoded(push))["vitals.steps"].sum.data_points
             assert 0 <= point.start_time_unix_nano < point.time_unix_nano == clocks.system
             starts.append(point.start_time_unix_nano)
             if temporality == "cumulative":
@@ -303,9 +313,9 @@ def test_gauges_of_the_moment_have_the_time_of_their_step_while_it_is_fresh() ->
     now = time.time()
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, stale_after=60.0)
-        feed(pusher.collector, Step(MODEL, "fresh", now - 5, 1.0, AGE, running=1))
-        feed(pusher.collector, Step(MODEL, "quiet", now - 500, 1.0, AGE, running=0))
-        feed(pusher.collector, facts(max_num_seqs=8))
+        feed(pusher.aggregator, Step(MODEL, "fresh", now - 5, 1.0, AGE, running=1))
+        feed(pusher.aggregator, Step(MODEL, "quiet", now - 500, 1.0, AGE, running=0))
+        feed(pusher.aggregator, facts(max_num_seqs=8))
         pusher.push()
         pusher.close()
     fresh, quiet = (the(receiver, "vllm.engine.requests.running", engine=engine) for engine in ("fresh", "quiet"))
@@ -319,7 +329,7 @@ def test_gauges_of_the_moment_have_the_time_of_their_step_while_it_is_fresh() ->
 def test_a_step_of_the_future_does_not_date_a_gauge() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver)
-        pusher.collector.store[RUNNING].number((MODEL, "0")).set(1, time.time() + 3600)
+        pusher.aggregator.store[RUNNING].number((MODEL, "0")).set(1, time.time() + 3600)
         pusher.push()
         pusher.close()
     assert the(receiver, "vllm.engine.requests.running").time_unix_nano / NANO == pytest.approx(time.time(), abs=5)
@@ -331,7 +341,7 @@ def test_exemplars_bring_the_request_id(histograms: str) -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, exemplars=True, histograms=histograms)
         request = Finished("stop", time=now, duration=1.25, request_id="r-1")
-        feed(pusher.collector, finished(request))
+        feed(pusher.aggregator, finished(request))
         pusher.push()
         pusher.close()
     (exemplar,) = the(receiver, "vllm.request.duration").exemplars
@@ -345,7 +355,7 @@ def test_a_difference_has_the_exemplars_of_its_time_only() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, exemplars=True, temporality="delta")
         for name, duration in (("old", 0.1), ("new", 30.0)):
-            feed(pusher.collector, finished(Finished("stop", time=time.time(), duration=duration, request_id=name)))
+            feed(pusher.aggregator, finished(Finished("stop", time=time.time(), duration=duration, request_id=name)))
             pusher.push()
         pusher.close()
     (exemplar,) = the(receiver, "vllm.request.duration").exemplars
@@ -355,7 +365,7 @@ def test_a_difference_has_the_exemplars_of_its_time_only() -> None:
 def test_without_the_setting_there_are_no_exemplars() -> None:
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver)
-        feed(pusher.collector, finished(Finished("stop", time=EPOCH, duration=1.25, request_id="r-1")))
+        feed(pusher.aggregator, finished(Finished("stop", time=EPOCH, duration=1.25, request_id="r-1")))
         pusher.push()
         pusher.close()
     assert list(the(receiver, "vllm.request.duration").exemplars) == []
@@ -368,7 +378,7 @@ def test_a_strange_name_costs_nothing_but_itself(name: str, caplog: pytest.LogCa
     request = Finished("stop", time=time.time(), duration=1.25, request_id=name)
     with HttpReceiver().serve() as receiver:
         pusher = of(receiver, exemplars=True)
-        feed(pusher.collector, finished(request, running=1, lora_running={name: 1}))
+        feed(pusher.aggregator, finished(request, running=1, lora_running={name: 1}))
         assert pusher.push().ok
         pusher.close()
     assert the(receiver, "vllm.request.duration").count == 1
@@ -402,7 +412,7 @@ def test_a_restart_is_another_instance_with_a_start_of_its_own() -> None:
     with HttpReceiver().serve() as receiver:
         for _ in range(2):
             pusher = of(receiver)
-            feed(pusher.collector, step(10.0, running=1))
+            feed(pusher.aggregator, step(10.0, running=1))
             pusher.push()
             pusher.close()
     before, after = receiver.received
@@ -419,11 +429,11 @@ def test_a_pod_is_named_by_the_downward_api() -> None:
         "NODE_NAME": "n",
         "K8S_POD_UID": "",
     }
-    found = resource(environ, service="vllm", version="1", attributes={}).attributes
+    found = process_resource(environ, service="vllm", version="1", attributes={}).attributes
     named = {"k8s.pod.name": "p-0", "k8s.namespace.name": "ns", "k8s.node.name": "n"}
     assert {name: value for name, value in found.items() if name.startswith("k8s.")} == named
     del environ["KUBERNETES_SERVICE_HOST"]
-    found = resource(environ, service="vllm", version="1", attributes={}).attributes
+    found = process_resource(environ, service="vllm", version="1", attributes={}).attributes
     assert not any(name.startswith("k8s.") for name in found)
 
 

@@ -1,0 +1,1 @@
+"""What is shown of the metrics: dashboards, recording and alerting rules, and the PromQL that both use."""

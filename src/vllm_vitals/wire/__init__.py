@@ -1,1 +1,0 @@
-"""How serving processes send their records over a Unix socket to the process that holds the collector; Linux only."""
