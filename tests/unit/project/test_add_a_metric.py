@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from tests.unit.builders import Sight, collect, facts, page, read
 from tests.unit.otlp import HttpReceiver, Pusher
-from vllm_vitals.cli.metrics_page import page as reference
+from vllm_vitals.cli.metrics_page import as_markdown as reference
 from vllm_vitals.catalog.engine import COLLECTIVE_TRAFFIC
 from vllm_vitals.mixin.promql import Queries
 
