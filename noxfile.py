@@ -55,6 +55,7 @@ def lint(session: nox.Session) -> None:
     session.install(
         "-e",
         ".[preview]",
+        "import-linter>=2.5",
         "mypy>=1.11",
         "ruff>=0.6",
         "nox",
@@ -66,6 +67,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    session.run("lint-imports", "--no-cache")
 
 
 def _unit(session: nox.Session) -> None:

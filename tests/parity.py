@@ -1,4 +1,4 @@
-"""Metrics pages as numbers, and vLLM's own compared with ours metric by metric."""
+"""Parse metrics pages, and compare vLLM's own metrics with ours, metric by metric."""
 
 import math
 from collections.abc import Container, Iterator, Mapping
@@ -38,19 +38,19 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 @dataclass(frozen=True)
 class Pair:
-    """One metric of vLLM's, and ours that must show the same for every engine."""
+    """A metric of vLLM's, and the metric of ours that must show the same for every engine."""
 
     native: str
     ours: Metric[Any]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Label values of ours that together make vLLM's metric; its own labels must be equal but for `RENAMED`."""
+    """Labels of ours that vLLM's metric does not have. All its own labels must be equal, except for `RENAMED`."""
 
 
 PAIRS = (
     *(
         Pair(native.name, native.ours, native.labels)
         for native in NATIVES
-        # What stands in for something finer is no equal of it, nor is what iteration details tell better.
+        # A superseded metric has another meaning, and iteration details give better numbers.
         if not native.superseded_by and native.ours is not engine.SCHEDULED_TOKENS
     ),
     Pair("vllm:num_requests_waiting", engine.WAITING),
@@ -64,11 +64,11 @@ APART = {
     "vllm:sleep_mode_operations_in_flight": "what the API server was asked to do, not what an engine did",
     "vllm:lora_requests_info": "adapter names joined in a label; ours is vllm_lora_requests",
 }
-"""Metrics of vLLM's that have no counterpart of the same shape, and why."""
+"""Metrics of vLLM's without a counterpart of the same shape, and the reason."""
 
 
 def differences(native: Samples, ours: Samples, *, apart: Container[str] = ()) -> Iterator[str]:
-    """Yield a line for each number that vLLM exports and that ours contradict, `apart` from some metrics of its."""
+    """Yield a line for each number of vLLM's that ours contradict. `apart`: metrics of vLLM's to skip."""
     singles = {
         labels - {("le", "1.0")}: count
         for labels, count in native.get("vllm:request_generation_tokens_bucket", {}).items()
@@ -92,7 +92,7 @@ def differences(native: Samples, ours: Samples, *, apart: Container[str] = ()) -
 
 
 def _empty_steps(native: Samples, ours: Samples, labels: Labels) -> float:
-    """Return how many steps more vLLM observed. A step with tokens that we lack shows in the sum."""
+    """Return the number of steps that vLLM observed in addition. A missing step with tokens shows in the sum."""
     wanted = {RENAMED.get(name, name): text for name, text in labels}
     wanted = {name: text for name, text in wanted.items() if name in engine.STEP_TOKENS.prometheus_labels}
     shown = value(ours, f"{engine.STEP_TOKENS.prometheus}_count", **wanted)

@@ -15,8 +15,8 @@ from vllm_vitals.config.load import SettingsError, is_strict
 from vllm_vitals.config.settings import NativeSettings
 from vllm_vitals.deployment.runtime import SILENT, Runtime, runtime
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
-from vllm_vitals.ingest.step_queue import Tap
-from vllm_vitals.vllm.engine_config import process_age
+from vllm_vitals.ingest.step_queue import StepQueue
+from vllm_vitals.vllm.engine_config import api_server, process_age
 from vllm_vitals.vllm.life import Life
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
@@ -43,7 +43,7 @@ def guarded(hook: Hook) -> Hook:
         try:
             hook(self, *args, **kwargs)
         except Exception:  # noqa: BLE001 - counted as an error of the hook
-            self._tap.failed += 1
+            self._queue.failed += 1
 
     return cast("Hook", call)
 
@@ -65,14 +65,14 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
     """The section of the settings that is this logger's."""
 
     def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] | None = None, **_: Any) -> None:
-        self._tap: Tap = SILENT
+        self._queue: StepQueue = SILENT
         self._config = vllm_config  # that is not gone before this logger is
         try:
-            host = runtime()
+            host = runtime(*api_server(vllm_config))
             host.check(self.section)
-            if not (host.remote or self.enabled(host)):
+            if not (host.has_sidecar or self.enabled(host)):
                 return
-            self._tap = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version(), Life(self).over)
+            self._queue = host.attach(vllm_config, engine_indexes or [0], type(self), vllm_version(), Life(self).over)
             self.start(host)
         except SettingsError as error:
             for line in str(error).splitlines():
@@ -103,19 +103,19 @@ class VitalsLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         **_kwargs: Any,
     ) -> None:
         try:
-            self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            self._queue.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
         except Exception:  # noqa: BLE001 - see `guarded`, which would cost as much again
-            self._tap.failed += 1
+            self._queue.failed += 1
 
     @guarded
     def record_sleep_state(self, sleep: Any = 0, level: Any = 0, *_args: Any, **_kwargs: Any) -> None:
         """Take in that all engines sleep (1) at a level, or are awake (0): vLLM calls it `is_awake`, but 1 is asleep."""
-        self._tap.sleep = SLEEP_LEVELS.get(level, "paused") if sleep == 1 else "awake"
+        self._queue.sleep = SLEEP_LEVELS.get(level, "paused") if sleep == 1 else "awake"
 
     @guarded
     def record_admission_rejection(self, reason: Any = "", *_args: Any, **_kwargs: Any) -> None:
         """Take in that a request was turned away."""
-        self._tap.reject(named(reason))
+        self._queue.reject(named(reason))
 
     def log(self, *_args: Any, **_kwargs: Any) -> None:
         """Do nothing: it is called only by some servers, so nothing of ours may depend on it."""
@@ -138,7 +138,7 @@ class PrometheusVitals(VitalsLogger):
 
     def start(self, host: Runtime) -> None:  # noqa: D102
         settings = host.settings.prometheus
-        problem, native = host.feed.problem, native_registry(host.settings.native)
+        problem, native = host.drainer.problem, native_registry(host.settings.native)
         host.expose(self.name, lambda: PrometheusExporter(host.aggregator, settings, problem, native))
 
 
@@ -171,10 +171,10 @@ def native_registry(settings: NativeSettings) -> Callable[[], Any]:
     """Return what gives vLLM's own metrics: those of a URL if there is one, else of this process's registry."""
     if settings.url is None:
         return _registry
+    from vllm_vitals._util.trust import Trust  # noqa: PLC0415
     from vllm_vitals.vllm_page.page import Page  # noqa: PLC0415 - only when asked for
-    from vllm_vitals.vllm_page.trust import Trust  # noqa: PLC0415
 
-    return Page(settings.url, settings.timeout, Trust.of(settings)).fresh
+    return Page(settings.url, settings.timeout, Trust(settings.tls_ca, settings.tls_cert, settings.tls_key)).fresh
 
 
 def _registry() -> Any:

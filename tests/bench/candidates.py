@@ -67,7 +67,7 @@ def settle(name: str) -> Callable[[], object]:
         return int
     from vllm_vitals.deployment.runtime import runtime
 
-    return runtime().feed.drain
+    return runtime().drainer.drain
 
 
 def otel_pushing(_engines: int, _port: int) -> Record:

@@ -24,6 +24,9 @@ class Pusher(Protocol):
     def change(self) -> None:
         """Let something new happen in every series that a step of each engine would change."""
 
+    def aggregate(self) -> None:
+        """Aggregate what changed, where that was put off until somebody reads."""
+
     def push(self) -> None:
         """Push everything, and return when it was taken."""
 
@@ -38,7 +41,8 @@ class Ours:
         os.environ["VITALS_STRICT"] = "true"
         self._logger = OtlpVitals(vllm_config=vllm_config(), engine_indexes=list(range(engines)))
         self._makers = [StepMaker(RUNNING, seed=engine) for engine in range(engines)]
-        self._feed = runtime().feed
+        self._feed = runtime().drainer
+        self._aggregator = runtime().aggregator
         self._exporter: Any = runtime().exporters[OtlpVitals.name]
         for _ in range(STEPS):
             self.change()
@@ -48,6 +52,10 @@ class Ours:
         for engine, make in enumerate(self._makers):
             self._logger.record(*make(), mm_cache_stats=None, engine_idx=engine)
         self._feed.drain()
+
+    def aggregate(self) -> None:
+        """Sort recorded values into buckets, which a push does first otherwise."""
+        self._aggregator.refresh()
 
     def push(self) -> None:
         """Push as the exporter's thread does.
@@ -82,6 +90,9 @@ class Sdk:
         """Write once into every series."""
         for touch in self._touches:
             touch()
+
+    def aggregate(self) -> None:
+        """Do nothing: the SDK aggregates each value when it is recorded, in `change`."""
 
     def push(self) -> None:
         """Collect and push as the reader's thread does."""

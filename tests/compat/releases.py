@@ -27,7 +27,7 @@ _HOMES = (
 )
 
 #: Modules bound to one release. Ours are among them, since they subclass vLLM's classes on import.
-_SCOPE = ("vllm", "torch", "vllm_vitals.vllm")
+_SCOPE = ("vllm", "torch", "vllm_vitals.plugin", "vllm_vitals.vllm")
 _WITHIN = tuple(f"{scope}." for scope in _SCOPE)
 
 

@@ -176,7 +176,7 @@ def shown(release: Release, connector: str, told: Any) -> Samples:
     config = make_config(release, kv_transfer_config={"kv_connector": connector})
     with ours(release, config, [0]) as mine:
         mine.logger.record(scheduler(release, 1, kv_connector_stats=told), None, mm_cache_stats=None, engine_idx=0)
-        mine.host.feed.drain()
+        mine.host.drainer.drain()
         found = shown_of(mine.host.aggregator)
     assert value(found, "vitals_errors_total") == 0
     assert "vitals_connectors_unknown_total" not in found

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from msgspec import msgpack
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.compat.calls import Call, Scenario
@@ -23,10 +22,9 @@ from tests.parity import Samples, differences, parse, value
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import runtime
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
-from vllm_vitals.vllm.folded import unfold
-from vllm_vitals.vllm.told import write
+from vllm_vitals.vllm.reader import Reader
 
 INVENTED = {
     "cut_off": {"vllm:request_queue_time_seconds", "vllm:time_to_first_token_seconds", "vllm:request_prefill_time_seconds",
@@ -72,11 +70,11 @@ def page(registry: Any) -> Samples:
 
 
 @contextmanager
-def sidecar() -> Iterator[tuple[Aggregator, Host]]:
+def sidecar() -> Iterator[tuple[Aggregator, CollectorServer]]:
     """Give a collector in the place of a sidecar's, to which our logger sends what it is told."""
     aggregator = Aggregator(Settings())
     with TemporaryDirectory() as directory:
-        host = Host(aggregator, Path(directory, "wire", "vitals.sock"))
+        host = CollectorServer(aggregator, Path(directory, "wire", "vitals.sock"))
         host.start({})
         try:
             with mock.patch.dict(os.environ, {"VITALS_WIRE__SIDECAR": str(host.socket)}):
@@ -94,7 +92,7 @@ def replay(release: Release, scenario: Scenario, calls: list[Call]) -> tuple[Sam
         with ours(release, config, engines) as mine:
             for call in calls:
                 call.apply(mine.logger)
-            mine.host.feed.drain()
+            mine.host.drainer.drain()
             return page(oracle.registry), shown_of(mine.host.aggregator)
 
 
@@ -253,10 +251,9 @@ def oracle_free(release: Release) -> type:
     return oracle_class(release, CollectorRegistry())
 
 
-def test_latencies_that_are_one_number_are_told_as_one(release: Release) -> None:
-    """That goes by the fields of an object, as long as vLLM makes it no dataclass."""
+def test_latencies_that_are_one_number_are_read_as_one(release: Release) -> None:
     scenario = SCENARIOS["crowd"](release)
     assert scenario is not None
     _, decoding, *_ = scenario.calls
-    told = msgpack.decode(write((0.0, None, decoding.iteration_stats, None, 0)))  # type: ignore[union-attr]
-    assert unfold(told[2]["inter_token_latencies_iter"]) == (0.25, 100)
+    (step,) = Reader("m", lambda *_: None).read([(0.0, None, decoding.iteration_stats, None, 0)], 0.0)
+    assert (list(step.inter_token_latencies or ()), step.inter_token_repeats) == ([0.25], 100)

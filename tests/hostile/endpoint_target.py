@@ -44,11 +44,11 @@ settings = {"prometheus": {"host": "127.0.0.1", "port": 0, **given["prometheus"]
 settings["stale_after"] = 3600.0  # its gauges stay however long the tests take
 runtime = Runtime(Settings.model_validate(settings))
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
-tap = runtime.attach(config, list(range(given["engines"])), object, "0.32.0")
-exporter = PrometheusExporter(runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, CollectorRegistry)
+queue = runtime.attach(config, list(range(given["engines"])), object, "0.32.0")
+exporter = PrometheusExporter(runtime.aggregator, runtime.settings.prometheus, runtime.drainer.problem, CollectorRegistry)
 runtime.expose("prometheus", lambda: exporter)
 for engine in range(given["engines"]):
-    tap.record(SimpleNamespace(num_running_reqs=1), None, None, engine)
+    queue.record(SimpleNamespace(num_running_reqs=1), None, None, engine)
 while not exporter.ports:
     pass
 print(exporter.ports[0], flush=True)

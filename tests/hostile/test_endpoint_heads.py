@@ -119,7 +119,7 @@ def port() -> Iterator[int]:
     runtime = Runtime(Settings.model_validate({"prometheus": {"host": HOST, "port": 0}, "gpu": {"enabled": False}}))
     runtime.attach(SimpleNamespace(model_config=SimpleNamespace(served_model_name="m")), [0], object, "0.32.0")
     exporter = PrometheusExporter(
-        runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, CollectorRegistry
+        runtime.aggregator, runtime.settings.prometheus, runtime.drainer.problem, CollectorRegistry
     )
     runtime.expose("prometheus", lambda: exporter)
     wait_until(lambda: exporter.ports)

@@ -435,9 +435,9 @@ def test_a_reader_holds_nobody_up_but_who_adds(clock: Clock) -> None:
     one_more(aggregator, clock.now)
     done = threading.Event()
     with aggregator.store.lock:
-        from vllm_vitals.ingest.step_queue import Tap
+        from vllm_vitals.ingest.step_queue import StepQueue
 
-        tap = Tap(10)
-        threading.Thread(target=lambda: (tap.record(None, None, None, 0), done.set())).start()
+        queue = StepQueue(10)
+        threading.Thread(target=lambda: (queue.record(None, None, None, 0), done.set())).start()
         assert done.wait(60)
-    assert len(tap.queue) == 1
+    assert len(queue.calls) == 1

@@ -26,8 +26,9 @@ from vllm_vitals._util import log as logs
 from vllm_vitals._util.directory import LONGEST_PATH, Directory
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment import leader_lock as election
-from vllm_vitals.deployment.leader_lock import Election, meeting_point, sweep
+from vllm_vitals.deployment.leader_lock import LeaderLock, meeting_point, sweep
 from vllm_vitals.deployment.runtime import Runtime
+from vllm_vitals.deployment.topology import of_serving_process
 from vllm_vitals.transport.listener import BINDING, Listener
 from vllm_vitals.transport.sender import Sender
 
@@ -108,7 +109,7 @@ def listen(place: Path) -> None:
 
 
 def take(place: Path) -> None:
-    Election(place / "1-10.sock", 0, lambda: False, lambda: None)._take()
+    LeaderLock(place / "1-10.sock", 0, lambda: False, lambda: None)._take()
 
 
 def test_a_planted_directory_is_refused_and_what_it_leads_to_is_left_alone(short: Path) -> None:
@@ -167,24 +168,24 @@ def test_without_any_place_serving_goes_on_and_one_line_says_so(
     for name in election.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     looks = itertools.count()
-    original = Election._take
-    monkeypatch.setattr(Election, "_take", lambda self: [next(looks), original(self)][1])
-    host = Runtime(Settings(gpu={"enabled": False}))
-    parallel = SimpleNamespace(_api_process_rank=0, _api_process_count=2)
-    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"), parallel_config=parallel)
+    original = LeaderLock._take
+    monkeypatch.setattr(LeaderLock, "_take", lambda self: [next(looks), original(self)][1])
+    settings = Settings(gpu={"enabled": False})
+    host = Runtime(settings, of_serving_process(settings.wire, 0, 2))
+    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
     try:
-        tap = host.attach(config, [0], object, "1")
-        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+        queue = host.attach(config, [0], object, "1")
+        queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
         wait_until(lambda: next(looks) > 10)
-        assert (tap.dropped, tap.failed, host.feed.problem()) == (0, 0, "")
+        assert (queue.dropped, queue.failed, host.drainer.problem()) == (0, 0, "")
         (line,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert "/proc/vllm-vitals-" in line
         assert "VITALS_WIRE__SOCKET" in line
     finally:
-        assert host._link is not None
-        host._link._election.stop()  # type: ignore[union-attr]
-        host._link.sender._courier.stop(0.0)
-        host.feed.stop()
+        assert host._remote is not None
+        host._remote._lock.stop()  # type: ignore[union-attr]
+        host._remote.sender._courier.stop(0.0)
+        host.drainer.stop()
 
 
 # Files in a directory of ours
@@ -327,7 +328,7 @@ def test_nobody_can_keep_us_out_by_a_lock_on_the_directory(short: Path) -> None:
     try:
         assert os.read(reader, 10) == b"held"
         listen(place)
-        assert Election(place / "s.sock", 0, lambda: False, lambda: None)._take()
+        assert LeaderLock(place / "s.sock", 0, lambda: False, lambda: None)._take()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -336,7 +337,7 @@ def test_nobody_can_keep_us_out_by_a_lock_on_the_directory(short: Path) -> None:
 @as_root
 def test_nobody_can_open_our_lock(short: Path) -> None:
     short.chmod(0o755)
-    election_ = Election(short / "s.sock", 0, lambda: False, lambda: None)
+    election_ = LeaderLock(short / "s.sock", 0, lambda: False, lambda: None)
     assert election_._take()
 
     def nobody() -> None:
@@ -345,7 +346,7 @@ def test_nobody_can_open_our_lock(short: Path) -> None:
                 os.open(short / "s.lock", flags)
 
     as_nobody(nobody)
-    election_.abandon()
+    election_.after_fork_in_child()
 
 
 # Paths that are too long

@@ -16,21 +16,21 @@ import pytest
 from tests.waiting import wait_until
 from vllm_vitals._util.directory import Directory
 from vllm_vitals.deployment import leader_lock as election
-from vllm_vitals.deployment.leader_lock import Election, meeting_point, sweep
+from vllm_vitals.deployment.leader_lock import LeaderLock, meeting_point, sweep
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from vllm_vitals.deployment.leader_lock import Election
-Election(Path(sys.argv[1]), 0, lambda: False, lambda: print("led", flush=True)).start()
+from vllm_vitals.deployment.leader_lock import LeaderLock
+LeaderLock(Path(sys.argv[1]), 0, lambda: False, lambda: print("led", flush=True)).start()
 time.sleep(60)
 """
 COMPETE = """
 import os, sys, time
 from pathlib import Path
-from vllm_vitals.deployment.leader_lock import Election, sweep
+from vllm_vitals.deployment.leader_lock import LeaderLock, sweep
 socket = Path(sys.argv[1])
-election = Election(socket, 0, lambda: False, lambda: None)
+election = LeaderLock(socket, 0, lambda: False, lambda: None)
 led, end = 0, time.monotonic() + 30
 while led < 100 and time.monotonic() < end:
     if election._take():
@@ -40,7 +40,7 @@ while led < 100 and time.monotonic() < end:
         socket.with_suffix(".led").unlink()
         if led % 2:
             socket.with_suffix(".lock").unlink()
-        election.abandon()
+        election.after_fork_in_child()
     sweep(socket.parent)
 print(led)
 """
@@ -52,7 +52,7 @@ class Voter:
     def __init__(self, socket: Path, rank: int, *, reached: bool) -> None:
         self.led = threading.Event()
         self.reached = reached
-        self.election = Election(socket, rank, lambda: self.reached, self.led.set)
+        self.election = LeaderLock(socket, rank, lambda: self.reached, self.led.set)
         self.election.start()
 
 
@@ -87,7 +87,7 @@ def test_another_takes_over_when_it_is_gone(vote: Vote) -> None:
     first = vote(0)
     assert first.led.wait(10)
     second = vote(1)
-    first.election.abandon()
+    first.election.after_fork_in_child()
     assert second.led.wait(10)
 
 

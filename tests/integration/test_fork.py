@@ -19,16 +19,16 @@ STEPS = "vitals_steps_total", {"model_name": "m", "engine": "0"}
 
 def start():
     host = runtime.runtime()
-    tap = host.attach(CONFIG, [0], object, "0.32.0")
-    host.expose("p", lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.feed.problem, CollectorRegistry))
+    queue = host.attach(CONFIG, [0], object, "0.32.0")
+    host.expose("p", lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.drainer.problem, CollectorRegistry))
     while not host.exporters["p"].ports:
         time.sleep(0.01)
-    return host, tap
+    return host, queue
 
 
-def step(tap, times=1):
+def step(queue, times=1):
     for _ in range(times):
-        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
 
 
 def steps(host):
@@ -66,9 +66,9 @@ def outcome(reader, process):
     return answer
 
 
-host, tap = start()
-step(tap, 3)
-host.feed.drain()
+host, queue = start()
+step(queue, 3)
+host.drainer.drain()
 port = host.exporters["p"].ports[0]
 """
 
@@ -88,8 +88,8 @@ def run(body: str, **settings: str) -> Any:
 def test_what_a_child_records_goes_nowhere() -> None:
     body = """
 def child():
-    step(tap, 5)
-    return [len(tap.queue), tap.dropped, tap.failed, runtime._runtime is None, not host.feed.problem()]
+    step(queue, 5)
+    return [len(queue.calls), queue.dropped, queue.failed, runtime._runtime is None, not host.drainer.problem()]
 
 answer = outcome(*fork(child))
 """
@@ -98,9 +98,9 @@ answer = outcome(*fork(child))
 
 def test_what_waited_at_the_fork_counts_once_in_the_parent() -> None:
     body = """
-step(tap, 4)
-forgotten = outcome(*fork(lambda: len(tap.queue)))
-host.feed.drain()
+step(queue, 4)
+forgotten = outcome(*fork(lambda: len(queue.calls)))
+host.drainer.drain()
 answer = [forgotten, steps(host)]
 """
     assert run(body) == [0, 7.0]
@@ -109,10 +109,10 @@ answer = [forgotten, steps(host)]
 def test_the_parent_goes_on() -> None:
     body = """
 reader, process = fork(lambda: time.sleep(60))
-step(tap)
-host.feed.drain()
+step(queue)
+host.drainer.drain()
 page = scrape(port)
-answer = ['vitals_steps_total{model_name="m",engine="0"} 4.0' in page, not host.feed.problem()]
+answer = ['vitals_steps_total{model_name="m",engine="0"} 4.0' in page, not host.drainer.problem()]
 os.kill(process, signal.SIGKILL)
 os.waitpid(process, 0)
 """
@@ -159,10 +159,10 @@ def child():
     again, drain = start()
     before = steps(again)
     step(drain, 2)
-    again.feed.drain()
+    again.drainer.drain()
     own = again.exporters["p"].ports[0]
     page = scrape(own)
-    return [again is not host, own != port, before, steps(again), 'engine="0"} 2.0' in page, not again.feed.problem()]
+    return [again is not host, own != port, before, steps(again), 'engine="0"} 2.0' in page, not again.drainer.problem()]
 
 answer = [outcome(*fork(child)), steps(host)]
 """
@@ -176,7 +176,7 @@ def child():
 
     def grandchild():
         step(drain, 2)
-        return [len(drain.queue), runtime._runtime is None]
+        return [len(drain.calls), runtime._runtime is None]
 
     return outcome(*fork(grandchild))
 
@@ -189,7 +189,7 @@ HOLD = """
 held, release = threading.Event(), threading.Event()
 
 def hold():
-    with host.aggregator.store.lock, host.feed._draining, runtime._lock:
+    with host.aggregator.store.lock, host.drainer._draining, runtime._lock:
         held.set()
         release.wait(60)
 
@@ -202,10 +202,10 @@ def test_locks_that_were_held_at_the_fork_do_not_hang_the_child() -> None:
     body = f"""
 {HOLD}
 def child():
-    step(tap)
+    step(queue)
     again, drain = start()
     step(drain)
-    again.feed.drain()
+    again.drainer.drain()
     result = steps(again)
     again.stop()
     return result
@@ -252,7 +252,7 @@ def test_a_new_runtime_in_the_child_is_on_vllms_page_once() -> None:
 def child():
     again, drain = start()
     step(drain)
-    again.feed.drain()
+    again.drainer.drain()
     return [s.value for family in REGISTRY.collect() for s in family.samples if s.name == STEPS[0]]
 
 answer = outcome(*fork(child))

@@ -62,16 +62,16 @@ def serve(make_runtime: Callable[..., Runtime]) -> Callable[..., tuple[Runtime, 
         values = {"endpoint": endpoint, "interval": 3600.0, "shutdown_timeout": AMPLE, "timeout": PATIENCE, **otlp}
         host = make_runtime(otlp=values)
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name=MODEL))
-        tap = host.attach(config, [0], OtlpExporter, VERSION)
+        queue = host.attach(config, [0], OtlpExporter, VERSION)
         host.expose("vitals_otlp", lambda: otlp_exporter(host.aggregator, host.settings, VERSION, AGE))
-        return host, tap
+        return host, queue
 
     return start
 
 
-def step(tap: Any, times: int = 1) -> None:
+def step(queue: Any, times: int = 1) -> None:
     for _ in range(times):
-        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
 
 
 def seconds(stop: Callable[[], None]) -> float:
@@ -89,11 +89,11 @@ def close(host: Runtime) -> None:
 @kinds
 def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve: Any) -> None:
     with kind().serve() as receiver:
-        host, tap = serve(receiver.endpoint, protocol=kind.protocol, temporality="delta")
-        step(tap, 3)
-        host.feed.drain()
+        host, queue = serve(receiver.endpoint, protocol=kind.protocol, temporality="delta")
+        step(queue, 3)
+        host.drainer.drain()
         host.exporters["vitals_otlp"].push(1.0)
-        step(tap, 4)
+        step(queue, 4)
         host.stop()
         close(host)
     assert [points(push.message)[STEPS].as_double for push in receiver.received] == [3, 4]
@@ -101,8 +101,8 @@ def test_the_last_push_brings_what_came_since_the_last_interval(kind: Any, serve
 
 @protocols
 def test_nobody_there_does_not_hold_the_end_up(protocol: str, serve: Any) -> None:
-    host, tap = serve(refusing(), protocol=protocol, shutdown_timeout=BOUND)
-    step(tap)
+    host, queue = serve(refusing(), protocol=protocol, shutdown_timeout=BOUND)
+    step(queue)
     assert seconds(host.stop) < LONGEST
 
 
@@ -115,8 +115,8 @@ def test_nobody_there_does_not_hold_the_end_up(protocol: str, serve: Any) -> Non
 def test_a_peer_that_hangs_does_not_hold_the_end_up(protocol: str, talk: Any, serve: Any, *, under_way: bool) -> None:
     with peer(talk) as endpoint:
         interval = 0.1 if under_way else 3600.0
-        host, tap = serve(endpoint, protocol=protocol, interval=interval, shutdown_timeout=BOUND)
-        step(tap)
+        host, queue = serve(endpoint, protocol=protocol, interval=interval, shutdown_timeout=BOUND)
+        step(queue)
         if under_way:
             wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
         assert seconds(host.stop) < LONGEST
@@ -137,11 +137,11 @@ def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any
             time.sleep(0.2)
 
     with Slow().serve() as receiver:
-        host, tap = serve(receiver.endpoint, interval=0.1, temporality="delta")
-        step(tap)
-        host.feed.drain()
+        host, queue = serve(receiver.endpoint, interval=0.1, temporality="delta")
+        step(queue)
+        host.drainer.drain()
         wait_until(lambda: any(thread.name == "vitals-push" for thread in threading.enumerate()))
-        step(tap, 2)
+        step(queue, 2)
         host.stop()
         close(host)
     assert (
@@ -151,17 +151,17 @@ def test_a_slow_push_under_way_is_waited_for_and_followed_by_the_last(serve: Any
 
 def test_a_bound_of_zero_sends_nothing_and_takes_no_time(serve: Any) -> None:
     with HttpReceiver().serve() as receiver:
-        host, tap = serve(receiver.endpoint, shutdown_timeout=0.0)
-        step(tap)
+        host, queue = serve(receiver.endpoint, shutdown_timeout=0.0)
+        step(queue)
         assert seconds(host.stop) < LONGEST
     assert receiver.received == []
 
 
 def test_a_peer_that_asked_to_be_left_alone_still_gets_the_last_push(serve: Any) -> None:
     with HttpReceiver(Reply(503, headers={"Retry-After": "60"}), None).serve() as receiver:
-        host, tap = serve(receiver.endpoint, interval=0.1)
+        host, queue = serve(receiver.endpoint, interval=0.1)
         wait_until(lambda: host.exporters["vitals_otlp"]._failures)
-        step(tap)
+        step(queue)
         host.stop()
         close(host)
     assert points(receiver.received[-1].message)[STEPS].as_double == 1
@@ -198,10 +198,10 @@ def test_the_last_push_needs_no_new_thread(serve: Any, monkeypatch: pytest.Monke
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     with HttpReceiver().serve() as receiver:
-        host, tap = serve(receiver.endpoint)
-        step(tap)
+        host, queue = serve(receiver.endpoint)
+        step(queue)
         host.exporters["vitals_otlp"].push(1.0)
-        step(tap, 2)
+        step(queue, 2)
         # So it is in Python 3.12 when functions run at exit; the receiver's own threads are not meant.
         plain = threading.Thread.start
         with monkeypatch.context() as late:
@@ -234,7 +234,7 @@ def test_abandoning_touches_no_lock() -> None:
     for lock in held:
         lock.acquire()
     # What holds the locks at a fork is not there any more to release them.
-    child = threading.Thread(target=pusher.exporter.abandon, daemon=True)
+    child = threading.Thread(target=pusher.exporter.after_fork_in_child, daemon=True)
     child.start()
     child.join(10.0)
     hangs = child.is_alive()
@@ -254,13 +254,13 @@ from vllm_vitals.exporters.otlp.exporter import otlp_exporter
 
 host = runtime.runtime()
 config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
-tap = host.attach(config, [0], object, "0.32.0")
+queue = host.attach(config, [0], object, "0.32.0")
 host.expose("vitals_otlp", lambda: otlp_exporter(host.aggregator, host.settings, "0.32.0", 1.0))
 
 
 def step(times=1):
     for _ in range(times):
-        tap.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=1), None, None, 0)
 
 """
 
@@ -290,7 +290,7 @@ def test_the_end_of_a_process_brings_the_last_push(kind: Any) -> None:
 def test_the_child_of_a_fork_pushes_nothing_and_ends(kind: Any) -> None:
     body = """
 step(2)
-host.feed.drain()
+host.drainer.drain()
 host.exporters["vitals_otlp"].push(5.0)
 child = os.fork()
 if not child:

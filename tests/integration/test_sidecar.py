@@ -172,7 +172,7 @@ def test_without_its_socket_it_is_not_ready_but_lives() -> None:
         sidecar = StepSidecar(settings, directory / "s")
         sidecar.start()
         try:
-            scrapes: Any = sidecar._host.exporters["prometheus"]
+            scrapes: Any = sidecar._server.exporters["prometheus"]
             wait_until(lambda: scrapes.ports)
             (port,) = scrapes.ports
             assert (status(port, "/healthz"), status(port, "/readyz")) == (200, 200)

@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 from vllm_vitals.aggregation.merge import LONGEST_HOLD, REST
 from vllm_vitals.config.settings import WireSettings
 from vllm_vitals.deployment import collector_server as hosts
-from vllm_vitals.deployment.leader_lock import Election, _started, meeting_point
+from vllm_vitals.deployment.leader_lock import LeaderLock, _started, meeting_point
 from vllm_vitals.transport.courier import Courier
 from vllm_vitals.transport.messages import PROTOCOL, Hello
 from vllm_vitals.transport.outage import Outage
@@ -83,8 +83,8 @@ def record(logger: Any, steps: int, engines: tuple[int, ...], tokens: int) -> in
 
 def held(vllm: FakeVllm) -> list[int]:
     """Return how many steps wait to be sent, and how many were sent that no collector is known to have."""
-    vllm.host.feed.drain()
-    link = vllm.host._link
+    vllm.host.drainer.drain()
+    link = vllm.host._remote
     assert link is not None
     outbox = link.sender._outbox
     with outbox._lock:
@@ -409,10 +409,10 @@ class Waits:
 def seconds_to_lead(rank: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return for how long a server of a rank looks on, once there is no collector, until it leads."""
     waits, led = Waits(), threading.Event()
-    election = Election(directory / "d" / "s.sock", rank, lambda: False, led.set)
+    election = LeaderLock(directory / "d" / "s.sock", rank, lambda: False, led.set)
     monkeypatch.setattr(election, "_stopped", waits)
     election._run()
-    election.abandon()
+    election.after_fork_in_child()
     assert led.is_set()
     return math.fsum(waits.seconds)
 
@@ -449,11 +449,11 @@ def test_by_its_schedule_a_collector_that_is_there_again_has_everything_within_f
 
 def test_whoever_is_left_takes_the_lead_within_seconds(tmp_path: Path) -> None:
     led = threading.Event()
-    election = Election(tmp_path / "d" / "s.sock", 63, lambda: False, led.set)
+    election = LeaderLock(tmp_path / "d" / "s.sock", 63, lambda: False, led.set)
     election.start()
     assert led.wait(PROMPTLY)
     election.stop()
-    election.abandon()
+    election.after_fork_in_child()
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ def year(effort: str) -> Iterator[tuple[Year, list[tuple[int, int, int]]]]:
 Lived = tuple[Year, list[tuple[int, int, int]]]
 
 
-def test_all_time_is_counted_and_each_second_under_what_it_was(year: Lived) -> None:
+def test_all_time_is_counted_by_state(year: Lived) -> None:
     made, _ = year
     whole = made.clock.now - 100.0 - made.truth["down"]
     assert whole > 0.99 * made.days * 24 * HOUR
@@ -318,7 +318,7 @@ def test_nothing_grows_after_a_while(year: Lived) -> None:
     assert last_size <= size * 1.01
 
 
-def test_nothing_was_refused_or_went_wrong(year: Lived) -> None:
+def test_nothing_was_rejected_or_failed(year: Lived) -> None:
     made, _ = year
     assert not made.aggregator.store.rejects
     assert (
@@ -331,7 +331,7 @@ def test_nothing_was_refused_or_went_wrong(year: Lived) -> None:
     )
 
 
-def test_what_is_gone_has_no_gauges(year: Lived) -> None:
+def test_engines_that_are_gone_have_no_gauges(year: Lived) -> None:
     made, _ = year
     assert made.lives > made.days / 13
     assert made.number(engine.UP, MODEL, "0") == 0

@@ -1,4 +1,4 @@
-"""Records, collectors and vLLM-like stats with just the fields that a test is about."""
+"""Records, aggregators and vLLM-like stats with only the fields that a test needs."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -52,20 +52,20 @@ def finished(*requests: Finished, **fields: Any) -> Step:
 
 
 def collect(*records: Any, **values: Any) -> Aggregator:
-    """Return a collector with the given settings that has taken the records in."""
+    """Return an aggregator with the given settings and records."""
     aggregator = Aggregator(Settings(**values))
     feed(aggregator, *records)
     return aggregator
 
 
 def feed(aggregator: Aggregator, *records: Any) -> None:
-    """Let a collector take records in one after another, as if each came in a drain of its own."""
+    """Add records one after another, as if each came in a drain of its own."""
     for record in records:
         aggregator.add([record])
 
 
 class Sight:
-    """What a registry shows of a collector."""
+    """The samples of an aggregator, as a registry shows them."""
 
     def __init__(self, aggregator: Aggregator) -> None:
         self.registry = CollectorRegistry()

@@ -101,7 +101,7 @@ class FakeVllm:
 
     def sight(self) -> Sight:
         """Drain, and return what is shown then."""
-        self.host.feed.drain()
+        self.host.drainer.drain()
         return Sight(self.host.aggregator)
 
     def over(self, base: type) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.deadline_socket import Deadline, TooMuchError, Wire, connect
 from vllm_vitals._util.redact import shown_url
-from vllm_vitals.vllm_page.trust import Trust
+from vllm_vitals._util.trust import Trust
 
 MOST_REDIRECTS = 3
 MOST_BYTES = 16 * 2**20

@@ -58,11 +58,14 @@ class Aggregator:
         *,
         process: str = "0",
         source: str = "plugin",
+        before_read: Callable[[], None] | None = None,
     ) -> None:
-        """`process`: label of the errors of this process. `source`: source of the numbers."""
+        """`process`: label of the errors of this process. `source`: source of the numbers.
+
+        `before_read` adds the records that wait. It is called before each read.
+        """
         self.process = process
-        self.upstream: Callable[[], None] | None = None
-        """Adds the records that wait; called before each read."""
+        self._before_read = before_read
         self._settings = settings
         self._metrics = [
             metric for metric in metrics if settings.gen_ai.enabled or metric.scope is not Scope.CONVENTION
@@ -180,8 +183,8 @@ class Aggregator:
 
     def refresh(self) -> None:
         """Update the values that depend on the time of reading. Exporters call this before they read."""
-        if self.upstream is not None:
-            self.upstream()
+        if self._before_read is not None:
+            self._before_read()
         for engine in list(self._engines.values()):
             with self.store.lock:
                 self._settle(engine)

@@ -11,12 +11,10 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from vllm_vitals._util.clock import epoch
 from vllm_vitals._util.pacing import paced
 from vllm_vitals.aggregation.aggregator import Aggregator, EngineKey
 from vllm_vitals.engine.abandoned import MAX_SERVER_SKEW
 from vllm_vitals.records.step import Facts, Gap, Gone, Record, Sleep, Step
-from vllm_vitals.vllm.recall import Recall
 
 LONGEST_HOLD = 1.0
 """Seconds that steps wait for a process that is behind: gauges shall be right within about that time."""
@@ -72,7 +70,6 @@ class Merger:
         self._aggregator = aggregator
         self._serves = serves
         self._released = 0.0
-        self._recall = Recall()
         self._lock = threading.Lock()
         self._members: dict[str, Member] = {}
         self._facts: dict[EngineKey, Facts] = {}
@@ -86,7 +83,6 @@ class Merger:
         with self._lock, paced(self._serves):
             member = self._members.setdefault(process, Member())
             member.tell(until)
-            records = self._recall.read(process, records, epoch())
             latest = time.monotonic() + AHEAD
             passed = [record for record in records if self._passes(record, member, latest)]
             if any(isinstance(record, Gone) for record in passed):
@@ -99,7 +95,6 @@ class Merger:
         """Forget a process; engines that no other has are gone."""
         with self._lock, paced(self._serves):
             member = self._members.pop(process, Member())
-            self._recall.forget(process)
             gone = [Gone(*key) for key in sorted(member.engines) if self._is_gone(key)]
             self._aggregator.lose(member.engines, time.monotonic())
             self._release(until=math.inf if gone else 0.0)  # what an engine did before it went

@@ -1,4 +1,4 @@
-"""Histogram bucket families: vLLM's defaults under vLLM's names, the conventions' and ours."""
+"""Histogram bucket families: vLLM's defaults under vLLM's names, those of the conventions, and ours."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ VLLM: dict[str, tuple[float, ...]] = {
 OURS: dict[str, tuple[float, ...]] = {
     "step": (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0),
     "export": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-    "kv_transfer_duration": (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0),
+    "kv_transfer_duration": (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+                             30.0),
     "kv_transfer_size": tuple(float(2**power) for power in range(11, 34, 2)),
     "kv_transfer_descriptors": (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000),
     "kv_lookup": (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0),
@@ -32,29 +33,29 @@ OURS: dict[str, tuple[float, ...]] = {
                                    5.0, 7.5, 10.0),
     "gen_ai_time_per_output_token": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 }  # fmt: skip
-"""Families vLLM does not have; those of `gen_ai.server.*` are the convention's advice."""
+"""Families that vLLM does not have. The convention recommends those of `gen_ai.server.*`."""
 
 TOKENS = "request_tokens"
 FAMILIES = (*VLLM, TOKENS, *OURS)
 MAX_BOUNDS = 200
 
 
-def one_two_five(most: float) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, 50 ... up to and including at most `most`, as vLLM builds `request_tokens`."""
+def one_two_five(maximum: float) -> tuple[float, ...]:
+    """Return 1, 2, 5, 10, 20, 50 ... up to `maximum`, as vLLM builds `request_tokens`."""
     bounds: list[float] = []
     scale = 1
     while True:
         for step in (1, 2, 5):
-            if step * scale > most:
+            if step * scale > maximum:
                 return tuple(bounds)
             bounds.append(float(step * scale))
         scale *= 10
 
 
 def check(family: str, bounds: Sequence[float]) -> tuple[float, ...]:
-    """Return the bounds of a family as floats, or raise `ValueError` that says what is wrong with them."""
+    """Return the bounds of a family as floats, or raise a `ValueError` that describes the mistake."""
     if family not in FAMILIES:
-        raise ValueError(f"no bucket family {family!r}; there are: {', '.join(FAMILIES)}")
+        raise ValueError(f"unknown bucket family {family!r}; known are: {', '.join(FAMILIES)}")
     values = tuple(float(bound) for bound in bounds)
     if not 1 <= len(values) <= MAX_BOUNDS:
         raise ValueError(f"{family} has {len(values)} bounds; allowed are 1 to {MAX_BOUNDS}")

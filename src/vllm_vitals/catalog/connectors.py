@@ -1,6 +1,6 @@
-"""KV connectors: how the KV cache moves between engines, and to and from what it is kept in outside the GPU.
+"""KV connectors: transfers of KV cache between engines, and to and from storage outside the GPU.
 
-Each connector reports in a format of its own; `vllm.reports` brings them all to these metrics.
+Each connector class has its own report format; `catalog.kv_reports` maps all of them to these metrics.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ TIER = Label("tier", cap=16, help="name of the storage tier in vLLM; empty where
 CONNECTORS = Group(
     "connectors",
     "KV connectors",
-    "Reports of [KV connectors](connectors.md), which move the KV cache between engines, or to and from storage outside "
-    "the GPU. There are no series before the first report of a connector.",
+    "Reports of [KV connectors](connectors.md), which move the KV cache between engines, or to and from storage "
+    "outside the GPU. There are no series before the first report of a connector.",
 )
 
 DURATION: Histogram[Any] = CONNECTORS.add(

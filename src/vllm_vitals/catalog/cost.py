@@ -1,4 +1,4 @@
-"""What engines take: GPU time, energy and, once a price is set, money. Ratios of these hold for any window of time."""
+"""GPU time, energy and, if a price is set, cost of engines. Their ratios work for any time window."""
 
 from typing import Any
 

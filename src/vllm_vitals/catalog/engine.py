@@ -1,4 +1,4 @@
-"""The engine itself: what it was started with, what it holds right now, whether it sleeps."""
+"""Engines and their steps: configuration, present load, limits, sleep state, and the work of each step."""
 
 from typing import Any
 

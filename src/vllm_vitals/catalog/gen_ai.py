@@ -11,9 +11,9 @@ UNFINISHED = ("error", "abort")
 
 
 def first_token(requests: Requests) -> Floats:
-    """Return the seconds from a request's arrival to its first token, rebuilt from its own times.
+    """Return the seconds from a request's arrival to its first token, computed from its other times.
 
-    The decode time runs from the first token to the last, and the duration ends at the last.
+    Decode runs from the first token to the last, and the duration ends at the last token.
     """
     return np.where(requests.output_tokens > 0, requests.duration - requests.decode, np.nan)
 
@@ -27,7 +27,7 @@ def duration_by_error(requests: Requests) -> dict[str, Floats]:
 
 
 def of_successful(requests: Requests, values: Floats) -> Floats:
-    """Return values without those of requests that did not succeed."""
+    """Return the values, with NaN for requests that did not succeed."""
     return np.where(requests.ended(*UNFINISHED), np.nan, values)
 
 
@@ -73,6 +73,6 @@ GEN_AI_PER_TOKEN = GEN_AI.add(
         buckets="gen_ai_time_per_output_token",
         limit=MAX_LATENCY_SECONDS,
         read=lambda r: of_successful(r, r.time_per_output_token),
-        max_from_record="most",
+        max_from_record="max_phase",
     )
 )

@@ -1,4 +1,4 @@
-"""The GPUs that the engines work on: `hw.*` by the OpenTelemetry conventions, `vllm.gpu.*` for what those lack."""
+"""The GPUs that the engines work on: `hw.*` by the OpenTelemetry conventions, `vllm.gpu.*` for the rest."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ DEVICE = (
     Label("model_name"),
     Label("engine", cap=64),
 )
-"""Of every metric: the UUID of the GPU, MIG device or partition, that of the GPU that it is a part of, its engine."""
+"""Labels of every metric: the UUID of the GPU, MIG device or partition, the UUID of its parent GPU, its engine."""
 TYPE = Label("hw.type", ("gpu",))
 DIRECTION = Label("network.io.direction", DIRECTIONS)
 LOCATION = Label("hw.temperature.sensor_location", LOCATIONS)
@@ -39,18 +39,18 @@ FACTS = (
 MAX_BYTES, MAX_WATTS, MAX_DEGREES, MAX_HERTZ = 1e15, 1e5, 1e3, 1e12
 
 Own = Mapping[Any, float | None] | float | None
-"""What a device says: a number, or one for each value of the metric's own labels."""
+"""The values of one device: a number, or a number for each value of the metric's own labels."""
 
 
 def _read(own: Callable[[Reading], Own], *fixed: str) -> Callable[[Sample], dict[Key, float]]:
-    """Return what reads all devices at once, by label values: the device's, what is fixed, its own."""
+    """Return a function that reads all devices of a sample, by label values: device, fixed values, own values."""
 
     def read(sample: Sample) -> dict[Key, float]:
         values: dict[Key, float] = {}
         for reading in sample.readings:
-            gpu, said = reading.gpu, own(reading)
+            gpu, own_values = reading.gpu, own(reading)
             device = (gpu.id, gpu.name, gpu.vendor, gpu.parent, reading.model, reading.engine, *fixed)
-            for label, value in said.items() if isinstance(said, Mapping) else (((), said),):
+            for label, value in own_values.items() if isinstance(own_values, Mapping) else (((), own_values),):
                 if value is not None:
                     values[device + (label if isinstance(label, tuple) else (label,))] = value
         return values
@@ -71,9 +71,9 @@ def _memory_share(reading: Reading) -> float | None:
 GPU = Group(
     "gpu",
     "GPUs",
-    "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) as "
-    "far as these go. `hw_id` is the UUID of the GPU or MIG device, `hw_parent` the UUID of the GPU that it is a part of. "
-    "`model_name` and `engine` name the owner of the GPU, where known.",
+    "The [GPUs](gpu.md) that the engines work on, by the OpenTelemetry conventions for hardware (status: Development) "
+    "as far as these go. `hw_id` is the UUID of the GPU or MIG device, `hw_parent` the UUID of the GPU that it is a "
+    "part of. `model_name` and `engine` name the owner of the GPU, where known.",
 )
 
 UTILIZATION = GPU.add(

@@ -1,4 +1,4 @@
-"""The formats in which KV connectors report, in vLLM 0.11 to 0.33, and which of our metrics each number belongs to."""
+"""The report formats of KV connectors in vLLM 0.11 to 0.33, and the metric of ours that each number belongs to."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -6,14 +6,17 @@ from typing import Any, NamedTuple
 from vllm_vitals.catalog import connectors as catalog
 from vllm_vitals.catalog.metric import Metric
 
-WAY = "<way>"
-"""Stands for the direction in which a class of connectors moves the cache."""
-OWN = "<own>"
-"""Stands for the label that vLLM's number has."""
-WAYS = {
-    "NixlConnector": "receive", "NixlPullConnector": "receive", "NixlPushConnector": "send", "MooncakeConnector": "send",
-}  # fmt: skip
-"""The classes that time transfers in one direction only: who reads, or who writes, sees the transfer."""
+DIRECTION_OF_CLASS = "<direction>"
+"""Placeholder for the direction in which a connector class moves the cache."""
+SAME_LABEL = "<same>"
+"""Placeholder for the label of vLLM's number."""
+DIRECTIONS_BY_CLASS = {
+    "NixlConnector": "receive",
+    "NixlPullConnector": "receive",
+    "NixlPushConnector": "send",
+    "MooncakeConnector": "send",
+}
+"""The classes that time transfers in one direction only: the reading or the writing engine sees the transfer."""
 
 
 class Rule(NamedTuple):
@@ -26,12 +29,12 @@ class Rule(NamedTuple):
 Rules = tuple[Rule, ...]
 
 
-def _durations(way: str) -> Rules:
-    return Rule(catalog.DURATION, (way,)), Rule(catalog.OPERATION_TIME, (way,))
+def _durations(direction: str) -> Rules:
+    return Rule(catalog.DURATION, (direction,)), Rule(catalog.OPERATION_TIME, (direction,))
 
 
-def _sizes(way: str) -> Rules:
-    return Rule(catalog.SIZE, (way,)), Rule(catalog.IO, (way,))
+def _sizes(direction: str) -> Rules:
+    return Rule(catalog.SIZE, (direction,)), Rule(catalog.IO, (direction,))
 
 
 def _failures(kind: str) -> Rules:
@@ -40,9 +43,9 @@ def _failures(kind: str) -> Rules:
 
 LISTS: Mapping[str, Rules] = {
     # NIXL and Mooncake
-    "transfer_duration": _durations(WAY),
+    "transfer_duration": _durations(DIRECTION_OF_CLASS),
     "post_duration": (Rule(catalog.POST_DURATION),),
-    "bytes_transferred": _sizes(WAY),
+    "bytes_transferred": _sizes(DIRECTION_OF_CLASS),
     "num_descriptors": (Rule(catalog.DESCRIPTORS),),
     "num_failed_transfers": _failures("transfer"),
     "num_failed_notifications": _failures("notification"),
@@ -61,7 +64,7 @@ LISTS: Mapping[str, Rules] = {
     "host_to_device_bytes": (Rule(catalog.IO, ("load",)),),
     "host_cache_usage_perc": (Rule(catalog.USAGE),),
 }
-"""Of lists, or of a number that stands for one, by their name."""
+"""The rules of lists, or of a number in place of a list, by name."""
 
 OPERATIONS: Mapping[str, Mapping[str, Rules]] = {
     # Offloading from 0.16 to 0.23
@@ -73,15 +76,17 @@ OPERATIONS: Mapping[str, Mapping[str, Rules]] = {
     "save_exists": {"duration_seconds": (Rule(catalog.LOOKUP_DURATION, ("", "store")),)},
     "lookup_exists": {"duration_seconds": (Rule(catalog.LOOKUP_DURATION, ("", "load")),)},
 }
-"""Of the fields of operations, by the kind of these."""
+"""The rules of the fields of an operation, by the kind of operation."""
 FAILED: Mapping[str, Rules] = {
-    "save_put": _failures("store"), "load_get": _failures("load"), "save_exists": _failures("lookup"),
+    "save_put": _failures("store"),
+    "load_get": _failures("load"),
+    "save_exists": _failures("lookup"),
     "lookup_exists": _failures("lookup"),
-}  # fmt: skip
-"""What an operation counts as whose status is not `ok`."""
+}
+"""The rules of an operation with a status other than `ok`."""
 
 OFFLOAD = ("vllm:kv_offload_", "vllm:simple_kv_offload_")
-"""How the names of the numbers begin that say of themselves what they are, shown here or not."""
+"""Prefixes of self-describing numbers, shown or not."""
 DESCRIBED: Mapping[str, Rules] = {
     f"vllm:{name}": rules
     for name, rules in {
@@ -96,20 +101,20 @@ DESCRIBED: Mapping[str, Rules] = {
         "kv_offload_lookup_async_delay_seconds": (Rule(catalog.LOOKUP_DURATION, ("", "async")),),
         "kv_offload_cpu_cache_usage_perc": (Rule(catalog.USAGE),),
         "kv_offload_stores_skipped": (Rule(catalog.BLOCKS, ("", "reuse_threshold")),),
-        "kv_offload_tiering_lookup_sync_delay_seconds": (Rule(catalog.LOOKUP_DURATION, (OWN, "sync")),),
-        "kv_offload_tiering_lookup_async_delay_seconds": (Rule(catalog.LOOKUP_DURATION, (OWN, "async")),),
-        "kv_offload_tiering_chunk_queries": (Rule(catalog.QUERIED, (OWN,)),),
-        "kv_offload_tiering_chunk_hits": (Rule(catalog.HITS, (OWN,)),),
-        "kv_offload_tiering_read_bytes": (Rule(catalog.TIER_IO, (OWN, "load")),),
-        "kv_offload_tiering_write_bytes": (Rule(catalog.TIER_IO, (OWN, "store")),),
-        "kv_offload_tiering_read_time": (Rule(catalog.TIER_OPERATION_TIME, (OWN, "load")),),
-        "kv_offload_tiering_write_time": (Rule(catalog.TIER_OPERATION_TIME, (OWN, "store")),),
+        "kv_offload_tiering_lookup_sync_delay_seconds": (Rule(catalog.LOOKUP_DURATION, (SAME_LABEL, "sync")),),
+        "kv_offload_tiering_lookup_async_delay_seconds": (Rule(catalog.LOOKUP_DURATION, (SAME_LABEL, "async")),),
+        "kv_offload_tiering_chunk_queries": (Rule(catalog.QUERIED, (SAME_LABEL,)),),
+        "kv_offload_tiering_chunk_hits": (Rule(catalog.HITS, (SAME_LABEL,)),),
+        "kv_offload_tiering_read_bytes": (Rule(catalog.TIER_IO, (SAME_LABEL, "load")),),
+        "kv_offload_tiering_write_bytes": (Rule(catalog.TIER_IO, (SAME_LABEL, "store")),),
+        "kv_offload_tiering_read_time": (Rule(catalog.TIER_OPERATION_TIME, (SAME_LABEL, "load")),),
+        "kv_offload_tiering_write_time": (Rule(catalog.TIER_OPERATION_TIME, (SAME_LABEL, "store")),),
         "kv_offload_tiering_promotion_job_failures": _failures("promotion"),
         "kv_offload_tiering_cascade_job_failures": _failures("cascade"),
         "kv_offload_tiering_promotion_allocation_failures": _failures("promotion_allocation"),
-        "kv_offload_tiering_backpressure_blocks_dropped": (Rule(catalog.BLOCKS, (OWN, "backpressure")),),
-        "simple_kv_offload_save_outcomes_total": (Rule(catalog.BLOCKS, ("", OWN)),),
+        "kv_offload_tiering_backpressure_blocks_dropped": (Rule(catalog.BLOCKS, (SAME_LABEL, "backpressure")),),
+        "simple_kv_offload_save_outcomes_total": (Rule(catalog.BLOCKS, ("", SAME_LABEL)),),
         "simple_kv_offload_load_blocks_total": (Rule(catalog.BLOCKS, ("", "loaded")),),
     }.items()
 }
-"""Of those numbers, by their names."""
+"""The rules of self-describing numbers, by name."""

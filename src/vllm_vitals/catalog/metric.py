@@ -140,7 +140,7 @@ class Gauge(Metric[R]):
 class Histogram(Metric[R]):
     """A distribution over the bounds of a bucket family.
 
-    `read` returns a value or an array of values. `max_from_record` returns the largest plausible value, given the record.
+    `read` returns a value or an array of values. `max_from_record` returns the largest plausible value of a record.
     `repeats` returns how many times each value of a record is observed.
     """
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry metric names to Prometheus names, by the OpenTelemetry specification."""
+"""Translate OpenTelemetry metric names to Prometheus names, by the OpenTelemetry specification."""
 
 import re
 
@@ -13,9 +13,9 @@ PER = {"s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week", "mo":
 
 
 def prometheus_unit(unit: str, *, gauge: bool) -> str:
-    """Return the Prometheus word for a UCUM unit, `""` when it has none.
+    """Return the Prometheus word for a UCUM unit; `""` if there is none.
 
-    Annotations in braces are dropped, `a/b` becomes `a_per_b`, and `1` is a `ratio` on gauges only.
+    Annotations in braces are removed, `a/b` becomes `a_per_b`, and `1` becomes `ratio` for gauges only.
     """
     unit = re.sub(r"\{[^}]*\}", "", unit)
     if unit == "1":

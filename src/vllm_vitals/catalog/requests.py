@@ -1,4 +1,4 @@
-"""Tokens and requests: what came in, what went out, and how long each part took."""
+"""Tokens and requests: prompt and output tokens, finished and failed requests, and the time of each part."""
 
 import re
 from collections import Counter as Tally
@@ -14,19 +14,19 @@ from vllm_vitals.records.step import CLOCK_SLACK, Facts, Finished, Rejection, St
 
 
 def lifetime(step: Step) -> float:
-    """Return the seconds that no latency seen in this step can exceed: its process is no older."""
+    """Return the maximum latency in this step, in seconds: the age of its process."""
     return step.age + CLOCK_SLACK
 
 
 def _frontend(requests: Requests) -> Floats:
-    """Return the seconds spent outside the engine (tokenising, transport, detokenising), NaN where a part is not true."""
-    queue, inference, most = requests.queue, requests.inference, requests.most
-    known = (queue >= 0) & (queue <= most) & (inference >= 0) & (inference <= most)
+    """Return the seconds outside the engine (tokenization, transport, detokenization); NaN if a part is impossible."""
+    queue, inference, longest = requests.queue, requests.inference, requests.max_phase
+    known = (queue >= 0) & (queue <= longest) & (inference >= 0) & (inference <= longest)
     return np.where(known, np.maximum(requests.duration - queue - inference, 0.0), np.nan)
 
 
 def _sources(facts: Facts) -> tuple[str, ...]:
-    """Return the source that vLLM before 0.16.0 knows alone."""
+    """Return the only source that vLLM before 0.16.0 reports."""
     found = re.match(r"0\.(\d+)\.", facts.info.get("vllm_version", ""))
     return (UNKNOWN,) if found and int(found[1]) < 16 else ()  # noqa: PLR2004 - the release above
 
@@ -200,7 +200,7 @@ MEAN_TIME_PER_OUTPUT_TOKEN = REQUESTS.add(
         read="time_per_output_token",
         buckets="inter_token_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         vllm_name="vllm:request_time_per_output_token_seconds",
     )
 )
@@ -225,7 +225,7 @@ INFERENCE_DURATION = REQUESTS.add(
         read="inference",
         buckets="request_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         vllm_name="vllm:request_inference_time_seconds",
     )
 )
@@ -238,7 +238,7 @@ PHASE_DURATION = REQUESTS.add(
         read=lambda r: {phase: read(r) for phase, read in PHASES.items()},
         buckets="request_latency",
         limit=MAX_LATENCY_SECONDS,
-        max_from_record="most",
+        max_from_record="max_phase",
         labels=(
             Label(
                 "phase",

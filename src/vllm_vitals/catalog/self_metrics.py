@@ -1,4 +1,4 @@
-"""The plugin itself: what it saw, lost, refused, and what it costs."""
+"""The plugin itself: its input, losses, rejected values, errors and costs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from vllm_vitals.records.step import Health, Step
 
 
 def _exporters(settings: Any) -> Iterator[str]:
-    """Yield the exporters that the settings switch on."""
+    """Yield the exporters that the settings enable."""
     if settings.prometheus.enabled:
         yield "prometheus"
     if settings.otlp.enabled and settings.otlp.endpoint:

@@ -1,4 +1,4 @@
-"""Service level objectives (SLOs): which requests met theirs, and what the others waited for."""
+"""Service level objectives (SLOs): good and bad requests, and the phases that missed limits are attributed to."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vllm_vitals.catalog.requests import PHASES
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
 MAX_SLOS = 32
-"""Each makes up to 17 series for every engine."""
+"""Each SLO makes up to 17 series per engine."""
 
 SLO = Label("slo", cap=MAX_SLOS, help="name of the SLO in the setting `slos`")
 OBJECTIVE = Label("objective", OBJECTIVES, help="ttft: time to first token. tpot: time per output token. e2e: duration")

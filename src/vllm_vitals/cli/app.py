@@ -242,8 +242,9 @@ def preview_dashboards(
     Exit code 1 if a query failed; 2 if an option is wrong, Prometheus does not answer, or the output cannot be written.
     """
     from vllm_vitals.cli import dashboards  # noqa: PLC0415
+    from vllm_vitals.cli.preview_options import PreviewOptions  # noqa: PLC0415
 
-    asked = dashboards.Asked(
+    asked = PreviewOptions(
         tuple(names or ()), prometheus, out, span, until, scrape, tuple(variables or ()), source.value, histograms.value
     )
     raise typer.Exit(dashboards.preview(asked))

@@ -2,29 +2,12 @@
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
+from vllm_vitals.cli.preview_options import FAILED, WRONG, PreviewOptions
 from vllm_vitals.mixin.promql import Histograms, Source
-
-FAILED, WRONG = 1, 2
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The options of a preview. No `boards` means all of them."""
-
-    boards: tuple[str, ...]
-    prometheus: str
-    out: Path
-    span: str
-    until: str
-    scrape: str
-    variables: tuple[str, ...]
-    source: Source
-    histograms: Histograms
 
 
 def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, histograms: Histograms) -> int:
@@ -51,13 +34,13 @@ def write(out: Path | None, source: Source, datasource: str, uid_prefix: str, hi
     return 0
 
 
-def preview(asked: Asked) -> int:
+def preview(options: PreviewOptions) -> int:
     """Write a preview and print its path; return the exit code."""
     try:
         from vllm_vitals.cli.preview import show  # noqa: PLC0415
     except ImportError as error:
         return _missing(error, "dashboards preview", "preview", "grafana-foundation-sdk and matplotlib")
-    return show(asked)
+    return show(options)
 
 
 def text(board: dict[str, object]) -> str:

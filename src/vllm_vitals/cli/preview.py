@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from vllm_vitals._util.redact import shown_url
-from vllm_vitals.cli.dashboards import FAILED, WRONG, Asked
+from vllm_vitals.cli.preview_options import FAILED, WRONG, PreviewOptions
 from vllm_vitals.mixin.dashboards import Options, build
 from vllm_vitals.preview import photo
 from vllm_vitals.preview.answers import asked as answers
@@ -21,7 +21,7 @@ from vllm_vitals.preview.window import Window, moment, seconds
 Boards = dict[str, dict[str, Any]]
 
 
-def show(asked: Asked) -> int:
+def show(asked: PreviewOptions) -> int:
     """Write a preview, print its path and the queries that failed; return the exit code."""
     try:
         boards, given = _boards(asked), _variables(asked.variables)
@@ -53,7 +53,7 @@ def show(asked: Asked) -> int:
     return FAILED if failed else 0
 
 
-def _boards(asked: Asked) -> Boards:
+def _boards(asked: PreviewOptions) -> Boards:
     every = build(Options(asked.source, histograms=asked.histograms))
     for name in asked.boards:
         if name not in every:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.config.load import SettingsError, load
-from vllm_vitals.deployment.sidecar import NativeSidecar, StepSidecar
+from vllm_vitals.deployment.sidecar import NativeSidecar, StepSidecar, sidecar
+from vllm_vitals.deployment.topology import of_sidecar
 
 EXIT_WRONG_SETTINGS = 2
 EXIT_NO_SOCKET = 1
@@ -22,8 +23,8 @@ def run(socket: Path | None, native_url: str | None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     stopped = _stop_signals()
     try:
-        sidecar = _sidecar(socket, native_url)
-        sidecar.start()
+        running = _make(socket, native_url)
+        running.start()
     except SettingsError as error:
         for line in str(error).splitlines():
             LOGGER.error("%s", line)
@@ -32,7 +33,7 @@ def run(socket: Path | None, native_url: str | None) -> int:
         LOGGER.error("The sidecar cannot start: %s", error)
         return EXIT_NO_SOCKET
     stopped.poll()
-    sidecar.stop()
+    running.stop()
     # Python restores the default handlers before the process ends. A late signal would then set the exit code.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -53,22 +54,10 @@ def _stop_signals() -> select.poll:
     return stopped
 
 
-def _sidecar(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:
+def _make(socket: Path | None, native_url: str | None) -> StepSidecar | NativeSidecar:
     given = {} if socket is None else {"VITALS_WIRE__SIDECAR": str(socket.absolute())}
     given |= {} if native_url is None else {"VITALS_NATIVE__URL": native_url}
     loaded = load({**os.environ, **given})
     for warning in loaded.warnings:
         LOGGER.warning("%s", warning)
-    settings = loaded.settings
-    if settings.wire.sidecar is not None and settings.native.url is not None:
-        raise SettingsError(
-            "wire.sidecar and native.url are both set: a sidecar receives steps or fetches metrics, not both"
-        )
-    if settings.wire.sidecar is not None:
-        return StepSidecar(settings, settings.wire.sidecar)
-    if settings.native.url is not None:
-        return NativeSidecar(settings, settings.native.url)
-    raise SettingsError(
-        "neither wire.sidecar nor native.url is set: give the socket with --socket (VITALS_WIRE__SIDECAR), or the URL of "
-        "vLLM's /metrics with --native-url (VITALS_NATIVE__URL)"
-    )
+    return sidecar(loaded.settings, of_sidecar(loaded.settings))

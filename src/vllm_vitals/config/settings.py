@@ -271,9 +271,7 @@ class Settings(Section):
     """All settings of the plugin."""
 
     strict: bool = Field(False, description="Let vLLM fail to start when a setting is wrong.")
-    queue_size: Whole = Field(
-        2048, ge=16, le=1_000_000, description="Most steps that wait between vLLM and the feeder thread."
-    )
+    queue_size: Whole = Field(2048, ge=16, le=1_000_000, description="Maximum of steps that wait to be read.")
     drain_interval: Number = Field(
         1.0, ge=0.001, le=10, description="Seconds between two drains of that queue; a scrape or push drains it too."
     )  # fmt: skip

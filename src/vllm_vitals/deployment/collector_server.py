@@ -13,7 +13,7 @@ from vllm_vitals.records.step import Record
 from vllm_vitals.transport.receiver import Peer, Receiver
 
 
-class Host:
+class CollectorServer:
     """A collector, the socket that feeds it, and its exporters."""
 
     def __init__(self, aggregator: Aggregator, socket: Path, *, serves: bool = True) -> None:
@@ -22,8 +22,6 @@ class Host:
         self.exporters: dict[str, Exporter] = {}
         self._aggregator = aggregator
         self._merger = Merger(aggregator, serves=serves)
-        if not serves:  # what is held back for a while is there for who asks
-            aggregator.upstream = self._merger.settle
         self._receiver = Receiver(socket, uuid.uuid4().hex, self._take, self._gone, self._broken)
 
     def start(self, exporters: Mapping[str, Callable[[], Exporter]]) -> None:
@@ -54,11 +52,15 @@ class Host:
         self._merger.finish()
         stop_all(self.exporters)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
-        self._receiver.abandon()
+        self._receiver.after_fork_in_child()
         for exporter in self.exporters.values():
-            exporter.abandon()
+            exporter.after_fork_in_child()
+
+    def settle(self) -> None:
+        """Give the aggregator the steps that wait for other processes no longer."""
+        self._merger.settle()
 
     def problem(self) -> str:
         """Return why nothing can come in, `""` when all is well."""

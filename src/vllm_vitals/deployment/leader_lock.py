@@ -85,7 +85,7 @@ def _clear(directory: Directory, stem: str) -> None:
         os.close(lock)
 
 
-class Election:
+class LeaderLock:
     """Takes the lead when nobody has it: who holds the lock leads, and the kernel lets go of it for the dead."""
 
     def __init__(self, socket: Path, rank: int, reached: Callable[[], bool], lead: Callable[[], None]) -> None:
@@ -114,9 +114,9 @@ class Election:
         with suppress(OSError), Directory(self._path.parent, make=False) as directory:
             if directory.holds(self._lock, self._path.name):
                 directory.remove(self._path.name)
-        self.abandon()
+        self.after_fork_in_child()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close the lock, or what a fork copied of it, so that it goes free with the parent."""
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -144,5 +144,5 @@ class Election:
                 self._lock = directory.open_lock(self._path.name)
             if directory.holds(self._lock, self._path.name):
                 return True
-        self.abandon()
+        self.after_fork_in_child()
         return False

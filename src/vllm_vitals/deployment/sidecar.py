@@ -1,4 +1,4 @@
-"""A collector of its own process: beside vLLM, for it, and it outlives it."""
+"""A process beside vLLM that aggregates and exports, and that outlives vLLM."""
 
 import time
 from collections.abc import Callable
@@ -8,22 +8,30 @@ from vllm_vitals import __version__
 from vllm_vitals._util.log import LOGGER
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.deployment.collector_server import Host
+from vllm_vitals.deployment.collector_server import CollectorServer
+from vllm_vitals.deployment.topology import SIDECAR, Topology
 from vllm_vitals.exporters.base import Exporter, stop_all
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
 from vllm_vitals.vllm_page.poller import Poller
 
-NAME = "sidecar"
 NATIVE = "native"
+
+
+def sidecar(settings: Settings, topology: Topology) -> "StepSidecar | NativeSidecar":
+    """Return the sidecar of a topology."""
+    if topology.socket is not None:
+        return StepSidecar(settings, topology.socket)
+    assert topology.page_url is not None  # noqa: S101 - `of_sidecar` gives one of the two
+    return NativeSidecar(settings, topology.page_url)
 
 
 class StepSidecar:
     """Collects for the serving processes that send their steps to a socket."""
 
     def __init__(self, settings: Settings, socket: Path) -> None:
-        self._aggregator = Aggregator(settings, process=NAME)
+        self._aggregator = Aggregator(settings, process=SIDECAR, before_read=self._settle)
         self._settings = settings
-        self._host = Host(self._aggregator, socket, serves=False)
+        self._server = CollectorServer(self._aggregator, socket, serves=False)
 
     def start(self) -> None:
         """Begin to listen and to export.
@@ -31,19 +39,22 @@ class StepSidecar:
         Raises:
             OSError: when the socket cannot be had; the message names it.
         """
-        self._host.start(exporters(self._settings, self._aggregator, self._host.problem, self._host.ended))
-        LOGGER.info("Sidecar %s takes steps at %s", __version__, self._host.socket)
+        self._server.start(exporters(self._settings, self._aggregator, self._server.problem, self._server.ended))
+        LOGGER.info("Sidecar %s takes steps at %s", __version__, self._server.socket)
 
     def stop(self) -> None:
         """Take nothing more, push once more, and end in bounded time."""
-        self._host.stop()
+        self._server.stop()
+
+    def _settle(self) -> None:
+        self._server.settle()
 
 
 class NativeSidecar:
     """Shows vLLM's own metrics under our names, where no plugin can load."""
 
     def __init__(self, settings: Settings, url: str) -> None:
-        self._aggregator = Aggregator(settings, process=NAME, source=NATIVE)
+        self._aggregator = Aggregator(settings, process=SIDECAR, source=NATIVE)
         self._poller = Poller(self._aggregator, url, settings.native)
         marked = {"vitals.source": NATIVE, **settings.otlp.resource}
         settings = settings.model_copy(update={"otlp": settings.otlp.model_copy(update={"resource": marked})})

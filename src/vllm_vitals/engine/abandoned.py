@@ -25,7 +25,7 @@ class _Slot:
 
 
 class Abandoned:
-    """Counts abandoned requests from below: never too many, and exact once the engine is idle and all steps are known."""
+    """Counts abandoned requests: never too many, and exact once the engine is idle and all steps are known."""
 
     def __init__(self) -> None:
         self._started = 0
@@ -78,9 +78,10 @@ class Abandoned:
         self._has_unseen_starts = True
 
     def take_new(self, watermark: float, skew: float = 0.0) -> int:
-        """Return the requests found abandoned since the last call, given all steps up to `watermark`, monotonic seconds.
+        """Return the requests found abandoned since the last call, all steps up to `watermark` being known.
 
-        `skew`: seconds by which the serving processes may differ in when they hear of a step.
+        `watermark`: monotonic seconds. `skew`: seconds by which the serving processes may differ in when they hear of a
+        step.
         """
         if watermark < self._lost_until:
             return 0

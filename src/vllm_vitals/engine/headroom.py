@@ -33,7 +33,7 @@ MAX_FORECAST_SECONDS = 3600.0
 AVERAGING_SECONDS = 30.0
 """Time constant of the averages: what is older than this has a weight of about a third."""
 EPSILON = 1e-9
-"""An idle engine whose saturation falls below this has none. It would fade for hours, and who scales to zero compares with 0."""
+"""A saturation below this is 0 in an idle engine. It would fade for hours, and scaling to zero compares it with 0."""
 
 
 class TypicalRequest:
@@ -80,7 +80,10 @@ class PrefillSpeed:
         cached = np.where(np.isfinite(cached), np.clip(cached, 0, prompt), 0.0)
         left = prompt - cached
         known = (
-            (prefill > 0) & (prefill < requests.most) & (prefill <= MAX_LATENCY_SECONDS) & (left >= MIN_PREFILL_TOKENS)
+            (prefill > 0)
+            & (prefill < requests.max_phase)
+            & (prefill <= MAX_LATENCY_SECONDS)
+            & (left >= MIN_PREFILL_TOKENS)
         )
         if count := int(known.sum()):
             each = float(prefill[known].sum() / left[known].sum())
@@ -104,7 +107,7 @@ class Trend:
         """Whether the line is fitted to the present points."""
 
     def add(self, clock: float, usage: float) -> None:
-        """Add the share in use at `clock`, monotonic seconds; a point less than `POINT_INTERVAL` after another is skipped."""
+        """Add the share in use at `clock`, monotonic seconds; points closer than `POINT_INTERVAL` are skipped."""
         self._usage = usage
         if not self._points or clock - self._points[-1][0] >= POINT_INTERVAL:
             self._points.append((clock, usage))
@@ -178,7 +181,7 @@ class Saturation:
 
 
 def fill_level(step: Step, max_num_seqs: int | None, limited_by: str) -> float:
-    """Return the fill level of an engine at a step; `limited_by`: the reason why requests were kept out of its batch."""
+    """Return the fill level of an engine at a step; `limited_by`: the result of `limiter` for it."""
     if limited_by in {"max_num_seqs", "token_budget", "kv_cache"}:
         return 1.0
     batch = clamp((step.running or 0) / max_num_seqs) if max_num_seqs else 0.0

@@ -1,9 +1,9 @@
 """An engine's time by what kept requests out of its batch, and its GPUs' energy by whether it was busy.
 
-vLLM's scheduler admits waiting requests until the batch has `max_num_seqs` requests, the tokens of the step are used up,
-or the KV cache is full. The `waiting` of its stats is the rest. The stats are taken at the end of a step: requests that
-ended in the step were in its batch, and are not counted as running any more. The time between two steps belongs to the
-state after the first.
+vLLM's scheduler admits waiting requests until the batch has `max_num_seqs` requests, the tokens of the step are used
+up, or the KV cache is full. The `waiting` of its stats is the rest. The stats are taken at the end of a step: requests
+that ended in the step were in its batch, and are not counted as running any more. The time between two steps belongs
+to the state after the first.
 """
 
 import math

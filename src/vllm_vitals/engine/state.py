@@ -217,7 +217,7 @@ class Engine:
 
 
 def work_started(step: Step) -> float:
-    """Return the monotonic seconds when the earliest request with a first token in this step came; `inf` if there is none.
+    """Return when the earliest request with a first token in this step came, monotonic seconds; `inf` if there is none.
 
     The answer of a pooling request is its first token. A request that ends with its first token reports its time in the
     engine. Of all others only their arrival at the API server is known.

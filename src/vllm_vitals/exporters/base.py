@@ -15,7 +15,7 @@ class Exporter(Protocol):
     def stop(self) -> None:
         """End, in bounded time."""
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
 
 

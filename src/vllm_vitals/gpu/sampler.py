@@ -56,7 +56,7 @@ class Sampler:
         if self._thread.ident is not None:
             self._thread.join(1.0)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Let go of what a fork copied, without touching threads or locks."""
         self._stopped = threading.Event()
         self._stopped.set()

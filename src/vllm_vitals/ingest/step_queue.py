@@ -1,4 +1,4 @@
-"""Where vLLM's event loop leaves what it has to say: constant time, no lock, no I/O, no exception."""
+"""Where vLLM's event loop leaves its stats: in constant time, without a lock, I/O or an exception."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,64 +9,60 @@ from vllm_vitals.records.step import OTHER
 
 Call = tuple[float, Any, Any, Any, Any]
 """A call of `record()`: monotonic seconds, scheduler, iteration and multimodal stats, and the engine."""
-Written = tuple[float, bytes]
-"""The same, written down: monotonic seconds, and all the rest."""
-Write = Callable[[Call], bytes | Call]
-MOST_REASONS = 16
-"""Reasons of rejections that are told apart; there are two."""
+Copy = Callable[[Call], Call]
+"""Returns a call with a copy of what vLLM changes afterwards."""
+MAX_REASONS = 16
+"""Reasons of rejections that are counted apart. vLLM has two."""
 
 
-class Tap:
-    """The hooks of one `AsyncLLM` write here; a feeder drains it.
+class StepQueue:
+    """The calls of one `AsyncLLM`. Its hooks write here, and a drainer reads.
 
-    Only the thread of the event loop writes; `dropped`, `hook_time` (seconds), `failed` and `rejections` only grow.
+    Only the thread of the event loop writes. `dropped`, `hook_time` (seconds), `failed` and `rejections` only grow.
     """
 
-    def __init__(self, limit: int, write: Write | None = None) -> None:
-        """`limit`: most steps that wait; more are dropped and counted. 0 makes a tap that keeps nothing.
+    def __init__(self, limit: int, copy: Copy | None = None) -> None:
+        """`limit`: maximum of waiting steps; more are dropped and counted. A queue of 0 keeps nothing.
 
-        `write` writes a call down at once, which takes a few microseconds for each hundred requests while their numbers
-        are in the processor's cache, and many times that on another thread later. What it raises for is kept as it is, and
-        so is a call that it returns.
+        `copy` runs in the hook. A call for which it raises is kept as it is.
         """
-        self.queue: deque[Call | Written] = deque()
+        self.calls: deque[Call] = deque()
         self.limit = limit
-        self.write = write
+        self._copy = copy
         self.dropped = 0
         self.failed = 0
         self.hook_time = 0.0
         self.rejections: dict[str, int] = {}
         self.sleep: str | None = None
-        """The state that the engines were last said to be in."""
+        """The latest sleep state of the engines."""
         self.orphaned = False
-        """Set when nothing will come any more: the feeder lets go of the tap once it is empty."""
+        """Set when no call will come any more. The drainer removes the queue once it is empty."""
 
     def record(self, scheduler: Any, iteration: Any, multimodal: Any, engine: Any) -> None:
-        """Keep what vLLM says of one step. The objects are read later, on another thread, or written down now."""
+        """Keep vLLM's stats of one step. Another thread reads them later."""
         clock = monotonic()
-        queue = self.queue
-        if len(queue) < self.limit:
+        calls = self.calls
+        if len(calls) < self.limit:
             call = (clock, scheduler, iteration, multimodal, engine)
-            queue.append(call if self.write is None else self._written(call))
+            calls.append(call if self._copy is None else self._copied(call))
         elif self.limit:
             self.dropped += 1
         self.hook_time += monotonic() - clock
 
-    def _written(self, call: Call) -> Call | Written:
+    def _copied(self, call: Call) -> Call:
         try:
-            written = self.write(call)  # type: ignore[misc]
-        except (Exception, SystemExit):  # noqa: BLE001 - an object of vLLM's may raise anything; Ctrl-C is not one's
+            return self._copy(call)  # type: ignore[misc]
+        except (Exception, SystemExit):  # noqa: BLE001 - vLLM's objects may raise anything; Ctrl-C is the user's
             return call
-        return (call[0], written) if isinstance(written, bytes) else written
 
     def reject(self, reason: str) -> None:
-        """Count a request that was turned away."""
+        """Count a rejected request."""
         if self.limit:
-            if reason not in self.rejections and len(self.rejections) >= MOST_REASONS:
+            if reason not in self.rejections and len(self.rejections) >= MAX_REASONS:
                 reason = OTHER
             self.rejections[reason] = self.rejections.get(reason, 0) + 1
 
     def close(self) -> None:
-        """Keep nothing from now on, and forget what waits."""
+        """Drop all calls, and keep none from now on."""
         self.limit = 0
-        self.queue.clear()
+        self.calls.clear()

@@ -1,4 +1,4 @@
-"""Many finished requests at once, by column: what is the same for all of them is done once."""
+"""Many finished requests at once, by column, so that numpy does the work."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -13,7 +13,7 @@ Truths = NDArray[np.bool_]
 
 
 class Requests:
-    """Finished requests; each numeric field of `Finished` as an array, NaN where vLLM did not say."""
+    """Finished requests: each numeric field of `Finished` as an array, NaN where vLLM did not report it."""
 
     duration: Floats
     queue: Floats
@@ -32,7 +32,7 @@ class Requests:
         self.reason = [request.reason for request in requests]
 
     def __getattr__(self, name: str) -> Floats:
-        """Make a column the first time that it is asked for."""
+        """Make a column at its first use."""
         if name not in type(self).__annotations__:
             raise AttributeError(name)
         column = _column(list(map(attrgetter(name), self.requests)))
@@ -40,18 +40,18 @@ class Requests:
         return column
 
     @property
-    def most(self) -> Floats:
-        """Return the number of seconds that none of a request's phases can exceed."""
+    def max_phase(self) -> Floats:
+        """Return the largest possible length of a phase of each request, in seconds."""
         return self.duration + CLOCK_SLACK
 
     def ended(self, *reasons: str) -> Truths:
-        """Tell which requests ended for one of these reasons."""
+        """Return which requests ended for one of these reasons."""
         return np.array([reason in reasons for reason in self.reason], dtype=np.bool_)
 
 
 def _column(values: Sequence[float | None]) -> Floats:
     column = np.array(values, dtype=np.float64)  # `None` becomes NaN
     unknown = np.isnan(column)
-    if unknown.any():  # what came as NaN shall be refused, not passed over
+    if unknown.any():  # NaN from vLLM is rejected and counted, unlike a missing value
         column[unknown & np.array([value is not None for value in values])] = np.inf
     return column

@@ -18,10 +18,6 @@ OTHER = "_other"
 """The label value that stands for all that are too many or make no sense."""
 CLOCK_SLACK = 1.0
 """Seconds by which a phase may outlast its request: the two are measured on different clocks."""
-LARGEST_CONTENT = 2 << 20
-"""Bytes of what a step leaves unread: 4096 requests that end in it take 1.4 MB. Once read, nonsense takes up to 90 times as many."""
-MOST_TAPS = 256
-"""`AsyncLLM`s of one process."""
 LONGEST_NAME = 512
 """Characters of what becomes a label of every series of an engine."""
 
@@ -31,8 +27,6 @@ Span: TypeAlias = Annotated[float, Meta(ge=-1e10, le=1e10)]
 """Seconds between times of two clocks, finite."""
 Name: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
 """Of a model, an engine or a process."""
-TapNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_TAPS)]
-"""Which `AsyncLLM` of its process."""
 
 
 def floats() -> Floats:
@@ -152,7 +146,7 @@ class Step(Struct, gc=False, tag=True, omit_defaults=True):
     clamped: tuple[str, ...] = ()
     """The metrics of which a value could not be true and was set to what it can be at most."""
 
-    # Filled in by the collector, which knows the step before this one and the engine's facts.
+    # Filled in by the aggregator, which knows the previous step and the facts of the engine.
     interval: float | None = None
     kv_cache_free: float | None = None
 
@@ -230,27 +224,4 @@ class Health(Struct, tag=True, omit_defaults=True):
     """Whether vLLM goes on without calling us; `None`: nothing new."""
 
 
-class Dialect(Struct, frozen=True, tag=True, omit_defaults=True):
-    """What has to be known of an `AsyncLLM` of a serving process to read what it leaves unread."""
-
-    model: Name
-    born: Span
-    """Monotonic seconds when the process began."""
-    process: Name = "0"
-    tap: TapNumber = 0
-    details: bool = False
-    pooling: bool = False
-    connector: Name = ""
-    reasons: dict[int, str] = {}
-    """Finish reasons by the numbers that vLLM has for them."""
-
-
-class Unread(Struct, frozen=True, gc=False, tag=True):
-    """One engine step as vLLM told it: its objects as they were, in MessagePack."""
-
-    tap: TapNumber
-    clock: Clock
-    content: Annotated[bytes, Meta(max_length=LARGEST_CONTENT)]
-
-
-Record = Step | Facts | Sleep | Rejection | Gone | Gap | Health | Dialect | Unread
+Record = Step | Facts | Sleep | Rejection | Gone | Gap | Health

@@ -6,7 +6,7 @@ Array axes are named in comments and docstrings:
 - N: the requests.
 - M: the limits that were missed.
 - 3: the objectives, in the order of `OBJECTIVES`.
-- 8: the phases, in the order of `PHASES`, twice over: first their seconds, then the sizes that these are proportional to.
+- 8: the phases, in the order of `PHASES`, twice: first their seconds, then the sizes that these are proportional to.
 """
 
 import math
@@ -76,7 +76,7 @@ class Times:
         """Generated tokens, 0 where unknown. N."""
         once = np.ones_like(duration)
         self.parts: Floats = np.vstack([phases, frontend, once, prompt, later, once])
-        """Seconds in each phase; then, by phase: 1, prompt tokens, tokens after the first, 1. NaN where unknown. 8 x N."""
+        """Seconds by phase; then, by phase: 1, prompt tokens, tokens after the first, 1. NaN where unknown. 8 x N."""
         # A request aborted before its first token waited at least until then: enough to miss a limit, not to meet it.
         cut_off = aborted & tokenless
         self.measured[0, cut_off] = duration[cut_off]
@@ -88,17 +88,18 @@ def _plausible(values: Floats, limit: Floats) -> Floats:
 
 
 class Baseline:
-    """The usual length of each phase of one engine's requests: for each SLO, over the last `BASELINE_REQUESTS` good ones."""
+    """The usual length of each phase of one engine's requests, by SLO, over the last `BASELINE_REQUESTS` good ones."""
 
     def __init__(self, slos: int) -> None:
         """`slos`: the number of SLOs."""
         self._sums = np.zeros((2 * PHASE_COUNT, slos))
 
     def update(self, good: Truths, times: Times, slo: Indexes, request: Indexes) -> Floats:
-        """Learn from requests, in the order in which they ended. Return the sums that given ones found for an SLO. 8 x M.
+        """Learn from requests, in the order in which they ended. Return the sums before each missed limit. 8 x M.
 
-        A good request adds its seconds and sizes after the sums before it have faded. `good`: S x N. `slo`, `request`: M.
-        The returned sums of each M share an arbitrary factor, which cancels out in their ratios.
+        A good request adds its seconds and sizes after the earlier sums have faded. `good`: S x N. `slo`, `request`:
+        the SLO and the request of each missed limit, M. The sums of one M share an arbitrary factor, which cancels
+        out in their ratios.
         """
         known = ~np.isnan(times.parts.sum(0))
         amounts = np.where(known, times.parts, 0.0)

@@ -211,7 +211,7 @@ class HistogramCell:
         "least",
         "total",
         "version",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class HistogramCell:
         self.extend((value,))
 
     def extend(self, values: Iterable[float], max_value: float | None = None, times: int = 1) -> None:
-        """Add values, each so many `times`. They are checked and sorted later. `max_value`: the largest possible value."""
+        """Add values, each so many `times`; they are checked and sorted later. `max_value`: the largest possible."""
         if max_value is not None:
             self._max_value = min(self._limit, max_value)  # in this order, so that NaN is no limit
         if times != 1:

@@ -105,7 +105,7 @@ class Family:
                 cast("NumberCell", self._at(key)).set(value, time)
 
     def drop(self, scope: Key, keep: Collection[Key] = ()) -> None:
-        """Remove the series of a scope, except those to keep. Label values that no series has any more count no longer."""
+        """Remove the series of a scope, except those to keep. Label values without a series do not count any more."""
         scope, first = _safe(scope), len(scope)
         removed = [key for key in self.cells if key[:first] == scope and key[first:] not in keep]
         for key in removed:
@@ -151,8 +151,8 @@ def snapshot(
 ) -> Snapshot:
     """Return all series of the wanted metrics at one moment, between two records.
 
-    The lock is held throughout, so that no record is added meanwhile. Writers wait for it; vLLM's event loop never does.
-    `known`: versions of cells that need no reading.
+    The lock is held throughout, so that no record is added meanwhile. Writers wait for it; vLLM's event loop never
+    does. `known`: versions of cells that need no reading.
     """
     have = known or {}
     found: Snapshot = []

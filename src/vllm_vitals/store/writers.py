@@ -16,7 +16,7 @@ from vllm_vitals.store.series import Exemplar, HistogramCell
 from vllm_vitals.store.store import Family
 
 _UNFIT = re.compile(r'["\\{}]').search
-"""Characters that some parsers refuse in an exemplar, even escaped. Clients choose request ids: such an id gets no exemplar."""
+"""Characters that some parsers refuse in an exemplar, even escaped. A request id with one gets no exemplar."""
 
 
 class Writer:

@@ -81,7 +81,7 @@ class Courier:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close what a fork copied."""
         if self._connection is not None:
             self._connection.close()

@@ -1,11 +1,9 @@
 """What must reach the collector although the batch that it was in is dropped."""
 
-from collections.abc import Iterable
-
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from vllm_vitals.records.step import Dialect, Facts, Gone, Health, Record, Rejection, Sleep
+from vllm_vitals.records.step import Facts, Gone, Health, Record, Rejection, Sleep
 
 MOST = 500
 """Engines, and reasons of rejections, that are kept: beside them a batch holds what else it must."""
@@ -18,8 +16,6 @@ class Known:
 
     def __init__(self) -> None:
         self._engines: dict[Key, dict[type, Record]] = {}
-        self._dialects: dict[int, Dialect] = {}
-        """How each of the few `AsyncLLM`s of this process is to be read."""
         self._process: list[Record] = []
 
     def note(self, record: Record) -> None:
@@ -30,19 +26,13 @@ class Known:
             key = (record.model, record.engine)
             if key in self._engines or len(self._engines) < MOST:
                 self._engines.setdefault(key, {})[type(record)] = record
-        elif isinstance(record, Dialect):
-            self._dialects[record.tap] = record
         elif isinstance(record, Health) and record.detached is not None:
             self._process = [Health(process=record.process, detached=record.detached)]
 
     def records(self) -> list[Record]:
         """Return what has to be known of all engines and of the process."""
         engines = (record for said in self._engines.values() for record in said.values())
-        return [*engines, *self._dialects.values(), *self._process]
-
-    def dialects(self, taps: Iterable[int]) -> list[Record]:
-        """Return how to read what is told of some `AsyncLLM`s."""
-        return [self._dialects[tap] for tap in taps if tap in self._dialects]
+        return [*engines, *self._process]
 
     def of(self, key: Key) -> list[Record]:
         """Return what is so of one engine: that it is gone if nothing is known."""
@@ -53,7 +43,6 @@ class Kept(Struct):
     """Of the records of a batch, or of several: whose state they told, and what has to be added up."""
 
     engines: set[Key] = set()
-    dialects: set[int] = set()
     rejections: dict[Key, int] = {}
     health: Health = field(default_factory=Health)
 
@@ -61,8 +50,6 @@ class Kept(Struct):
         """Take notice of a record, unless it is a step."""
         if isinstance(record, Facts | Sleep | Gone):
             self._engine((record.model, record.engine))
-        elif isinstance(record, Dialect):
-            self.dialects.add(record.tap)
         elif isinstance(record, Rejection):
             self._reject((record.model, record.reason), record.count)
         elif isinstance(record, Health):
@@ -72,15 +59,13 @@ class Kept(Struct):
         """Take over what another keeps."""
         for key in other.engines:
             self._engine(key)
-        self.dialects |= other.dialects
         for key, count in other.rejections.items():
             self._reject(key, count)
         self._ail(other.health)
 
     def records(self, known: Known, process: str) -> list[Record]:
         """Return what makes good for the lost records of a process, of which this is known now."""
-        told = known.dialects(self.dialects)
-        told += [record for key in self.engines for record in known.of(key)]
+        told = [record for key in self.engines for record in known.of(key)]
         told += [Rejection(model, reason, count) for (model, reason), count in self.rejections.items()]
         health = replace(self.health, process=process)
         return told if health == Health(process=process) else [*told, health]

@@ -10,7 +10,7 @@ from msgspec.msgpack import Decoder, Encoder
 from vllm_vitals.records.step import Clock, Floats, Record, floats
 from vllm_vitals.transport.frames import UNKNOWN, WireError
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST_RECORDS = 4096
 """Records of one message."""
 LONGEST_REASON = 300

@@ -5,7 +5,7 @@ import logging
 from msgspec.structs import replace
 
 from vllm_vitals._util.log import log_once
-from vllm_vitals.records.step import LARGEST_CONTENT, Health, Record, Step, Unread
+from vllm_vitals.records.step import Health, Record, Step
 from vllm_vitals.transport.frames import frame
 from vllm_vitals.transport.kept import Kept, Known
 from vllm_vitals.transport.messages import ENCODER, Batch, check_record, encode
@@ -56,7 +56,7 @@ class Packer:
             self._leave_out(record)
             return
         self._count += 1
-        if isinstance(record, Step | Unread):
+        if isinstance(record, Step):
             self._steps += 1
         else:
             self.known.note(record)
@@ -83,15 +83,14 @@ class Packer:
     def _check(self, record: Record, begin: int) -> None:
         """Raise an error if a record is too large, or a rare one cannot be read: it would come again and again."""
         size = len(self._body) - begin
-        most = LARGEST_CONTENT if isinstance(record, Unread) else LARGEST_RECORD
-        if size > most:
-            raise ValueError(f"{size} bytes, at most {most}")
-        if not isinstance(record, Step | Unread):
+        if size > LARGEST_RECORD:
+            raise ValueError(f"{size} bytes, at most {LARGEST_RECORD}")
+        if not isinstance(record, Step):
             check_record(bytes(self._body[begin:]))
 
     def _leave_out(self, record: Record) -> None:
         kind = type(record).__name__
         log_once(logging.ERROR, "A %s cannot be sent to the collector and is left out", kind, traceback=True)
-        lost = int(isinstance(record, Step | Unread))
+        lost = int(isinstance(record, Step))
         self.dropped += lost
         self.add(Health(dropped=lost, errors={"wire": 1}))

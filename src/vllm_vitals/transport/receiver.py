@@ -118,7 +118,7 @@ class Receiver:
             if visit.thread is not None:
                 visit.thread.join(max(end - time.monotonic(), 0.0))
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close what a fork copied, without touching threads or locks."""
         if self._listener is not None:
             self._listener.socket.close()

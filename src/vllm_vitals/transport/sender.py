@@ -74,9 +74,9 @@ class Sender:
         self.flush(self._until)
         self._courier.stop(timeout)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close what a fork copied, without touching threads or locks."""
-        self._courier.abandon()
+        self._courier.after_fork_in_child()
 
     def _seal(self) -> None:
         dropped = self._outbox.dropped

@@ -14,7 +14,17 @@ from msgspec import Raw, msgpack
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.labels import named
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OFFLOAD, OPERATIONS, OWN, WAY, WAYS, Rules
+from vllm_vitals.catalog.kv_reports import (
+    DESCRIBED,
+    DIRECTION_OF_CLASS,
+    DIRECTIONS_BY_CLASS,
+    FAILED,
+    LISTS,
+    OFFLOAD,
+    OPERATIONS,
+    SAME_LABEL,
+    Rules,
+)
 from vllm_vitals.ingest.step_queue import Call
 from vllm_vitals.records.step import Reported
 from vllm_vitals.vllm.fields import Fields
@@ -25,7 +35,7 @@ LONGEST_NAME = 200
 """Characters of the name of a class that are logged."""
 
 
-class _AsTold:
+class _Copied:
     """A scheduler's stats, with what its connectors reported as it was then."""
 
     __slots__ = ("_stats", "kv_connector_stats")
@@ -38,7 +48,7 @@ class _AsTold:
         return getattr(self._stats, name)
 
 
-def as_told(call: Call) -> Call:
+def copied(call: Call) -> Call:
     """Return a call of `record()` of which nothing changes any more.
 
     vLLM's own log line adds up what connectors report between two of its lines, in the lists and mappings of the first
@@ -50,7 +60,7 @@ def as_told(call: Call) -> Call:
     clock, scheduler, *rest = call
     if not getattr(scheduler, "kv_connector_stats", None):
         return call
-    return (clock, _AsTold(scheduler), *rest)
+    return (clock, _Copied(scheduler), *rest)
 
 
 class Connectors:
@@ -131,7 +141,7 @@ class Connectors:
         if not rules:
             return
         numbers = self._numbers(values, f"kv_connector_stats of {connector}: {name}")
-        places = {WAY: WAYS.get(connector, ""), OWN: own}
+        places = {DIRECTION_OF_CLASS: DIRECTIONS_BY_CLASS.get(connector, ""), SAME_LABEL: own}
         for rule in rules:
             labels = (connector, *(places.get(label, label) for label in rule.labels))
             yield Reported(rule.metric.name, labels, numbers)

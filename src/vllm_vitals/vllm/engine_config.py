@@ -1,6 +1,7 @@
 """What an engine was started with, read once from vLLM's configuration."""
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -137,3 +138,16 @@ def process_age() -> float:
 
 
 _IMPORTED = time.monotonic()
+
+
+def has_iteration_details() -> bool:
+    """Return whether vLLM's stats can hold iteration details; before 0.26 the option for them only logs."""
+    stats = getattr(sys.modules.get("vllm.v1.metrics.stats"), "SchedulerStats", None)
+    return hasattr(stats, "iteration_details")
+
+
+def has_request_ids() -> bool:
+    """Return whether vLLM's stats of finished requests hold their ids; before 0.20 they do not."""
+    stats = getattr(sys.modules.get("vllm.v1.metrics.stats"), "FinishedRequestStats", None)
+    fields = {*getattr(stats, "__dataclass_fields__", ()), *getattr(stats, "__annotations__", ())}
+    return not fields or "request_id" in fields

@@ -6,31 +6,21 @@ Whatever an object raises is caught, even what is no `Exception`: nobody interru
 import math
 import operator
 from array import array
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from vllm_vitals._util.labels import named
 from vllm_vitals._util.pacing import checkpoint
-from vllm_vitals.vllm.folded import MANY, fold, unfold
+from vllm_vitals.vllm.float_lists import MANY, only_number, packed, quickly, unpacked
 
 MOST_INT = 2**62
-SHOWN = 200
-"""Bytes of what cannot be decoded that are shown."""
 Complain = Callable[[str, Any, str], None]
 """Takes the field, what it held and what was expected."""
 
 _ABSENT = object()
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_FLOAT = b"\xcb"
-"""How MessagePack marks a float64, of 8 bytes, most significant first."""
-_ITEM = np.dtype([("mark", "u1"), ("value", ">f8")])
 
 
 class Fields:
@@ -94,8 +84,6 @@ class Fields:
 
     def floats(self, values: Any, field: str) -> "array[float]":
         """Return an iterable of numbers as float64; items that are none are left out."""
-        if type(values) is msgspec.Raw:
-            return self._unpacked(values, field)
         if not self.is_empty(values):
             if type(values) is list and len(values) >= MANY and (quick := quickly(values)) is not None:
                 return quick
@@ -132,22 +120,13 @@ class Fields:
         return read
 
     def _repeated(self, values: Any, field: str) -> "tuple[array[float] | None, int]":
-        folded = fold(values)
-        if (found := unfold(folded)) is not None:
+        content = packed(values) if type(values) is list and len(values) >= MANY else None
+        if content is None:
+            return self.floats(values, field) or None, 1
+        if (found := only_number(content)) is not None:
             number, count = found
             return array("d", (number,)), count
-        quick = unpacked(bytes(folded)) if type(folded) is msgspec.Raw else None
-        return quick or self.floats(values, field) or None, 1
-
-    def _unpacked(self, values: msgspec.Raw, field: str) -> "array[float]":
-        if (quick := unpacked(bytes(values))) is not None:
-            return quick
-        try:
-            decoded = msgspec.msgpack.decode(values)
-        except Exception:  # noqa: BLE001 - well-formed, but no text, no time, or a mapping by what is no key
-            self._complain(field, bytes(values)[:SHOWN], "a list of numbers")
-            return array("d")
-        return self.floats(decoded, field)
+        return unpacked(content) or self.floats(values, field) or None, 1
 
     def _each(self, values: Any, field: str) -> "array[float]":
         try:
@@ -190,38 +169,6 @@ def _are_short(lists: Sequence[Any]) -> bool:
     return set(map(type, lists)) == {list} and max(map(len, lists)) < MANY
 
 
-def quickly(values: list[Any]) -> "array[float] | None":
-    """Return a list of 16 or more floats as an array, `None` when it is shorter or holds anything else.
-
-    The encoder of MessagePack walks a list several times faster than an array is filled from one.
-    """
-    try:
-        content = _encode(values)
-    except BaseException:  # noqa: BLE001 - something that cannot be packed
-        return None
-    return unpacked(content)
-
-
-def unpacked(content: bytes) -> "array[float] | None":
-    """Return a list in MessagePack as an array, `None` when it holds anything but floats, or is none."""
-    head, count = _head(content)
-    size = _ITEM.itemsize
-    if not head or len(content) != head + size * count or content[head::size].count(_FLOAT) != count:
-        return None
-    made = array("d", bytes(8 * count))
-    np.frombuffer(made)[:] = np.frombuffer(content, dtype=_ITEM, offset=head)["value"]
-    return made
-
-
-def _head(content: bytes) -> tuple[int, int]:
-    """Return the size of an array's head, 0 of anything else, and how many items follow it."""
-    mark = content[0] if content else 0
-    if mark & 0xF0 == 0x90:  # noqa: PLR2004 - a short array
-        return 1, mark & 0x0F
-    size = {0xDC: 2, 0xDD: 4}.get(mark, 0)
-    return size and 1 + size, int.from_bytes(content[1 : 1 + size], "big")
-
-
 class _Shape:
     """How many fields of a class's objects are read at once."""
 
@@ -247,18 +194,22 @@ class Table:
     def __init__(
         self, fields: Fields, numbers: Sequence[str] = (), counts: Sequence[str] = (), others: Sequence[str] = ()
     ) -> None:
-        """Take note of what to read: `numbers` as floats, `counts` as whole numbers, `others` as they are.
-
-        `read` returns them in this order.
-        """
+        """Read `numbers` as floats, `counts` as whole numbers, and `others` as they are."""
+        row: Any = namedtuple("row", (*numbers, *counts, *others))  # type: ignore[misc] # noqa: PYI024 - names come at run time
+        self.row: Callable[[Iterable[Any]], Any] = row._make
+        """Names the values of one row, or the columns of many, by vLLM's fields, in the order of the constructor."""
         self._fields = fields
         self._numbers = numbers
         self._counts = counts
         self._others = others
         self._readers: dict[type, Callable[[Any], Sequence[Any]]] = {}
 
+    def named(self, sources: Sequence[Any]) -> list[Any]:
+        """Return the values of each object by vLLM's names of the fields."""
+        return list(map(self.row, self.read(sources)))
+
     def read(self, sources: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return each object's values, `None` for what is not there or cannot be used."""
+        """Return the values of each object, `None` for what is not there or cannot be used."""
         try:
             rows = self._rows(sources)
         except BaseException:  # noqa: BLE001 - a field is missing, or a property of vLLM's raised

@@ -48,11 +48,19 @@ class FinishedReader:
     def _usual(self, rows: Sequence[Row], times: Sequence[float]) -> list[Finished] | None:
         """Return requests of which each ran its course and all is told, `None` if one may not have."""
         try:
-            *numbers, reasons, ids = zip(*rows, strict=True)
-            duration, _, _, _, inference, _, _, made, cached, asked, _ = numbers
-            timed = all(map(le, inference, duration))
+            columns = self._table.row(zip(*rows, strict=True))
+            ids = columns.request_id
+            timed = all(map(le, columns.inference_time, columns.e2e_latency))
             named = set(map(type, ids)) == {str} and max(map(len, ids)) <= LONGEST_ID
-            if timed and min(made) > 1 and min(cached) >= 0 and min(asked) > 0 and named:
+            if (
+                timed
+                and named
+                and min(columns.num_generation_tokens) > 1
+                and min(columns.num_cached_tokens) >= 0
+                and min(columns.max_tokens_param) > 0
+            ):
+                # `Finished` has the same order.
+                *numbers, reasons, _ = columns
                 return list(map(Finished, self._reasons(reasons), times, *numbers, ids))
         except (TypeError, ValueError):  # there is a `None`, or nothing at all
             pass
@@ -70,20 +78,30 @@ class FinishedReader:
             return list(map(finish_reason, values))
 
     def _finished(self, row: Row, step: Step) -> Finished:
-        duration, queue, prefill, decode, inference, per_token, given, made, cached, asked, preempted, reason, name = (
-            row
-        )
-        if inference is not None and duration is not None and inference > duration + CLOCK_SLACK:
-            queue = None  # the engine did not stamp this request: its milestones are all 0, the boot of the host
-        if cached is not None and cached < 0:
-            cached = 0  # it was never scheduled
-        if made is None or made < 2:  # noqa: PLR2004 - no time between tokens
-            per_token = None
+        one = self._table.row(row)
+        duration, inference, tokens = one.e2e_latency, one.inference_time, one.num_generation_tokens
+        # Without the engine's time stamps all milestones are 0, which is the boot of the host.
+        unstamped = inference is not None and duration is not None and inference > duration + CLOCK_SLACK
+        # A negative number of cached tokens: the request was never scheduled.
+        cached = None if one.num_cached_tokens is None else max(one.num_cached_tokens, 0)
         request = Finished(
-            finish_reason(reason), step.time, duration, queue, prefill, decode, inference, per_token, given, made,
-            cached, asked or None, preempted, name[:LONGEST_ID] if isinstance(name, str) else None,
-        )  # fmt: skip
-        if made == 0 and not self._pooling:
+            finish_reason(one.finish_reason),
+            time=step.time,
+            duration=duration,
+            queue=None if unstamped else one.queued_time,
+            prefill=one.prefill_time,
+            decode=one.decode_time,
+            inference=inference,
+            # One token has no time between tokens.
+            time_per_output_token=None if tokens is None or tokens < 2 else one.mean_time_per_output_token,  # noqa: PLR2004
+            input_tokens=one.num_prompt_tokens,
+            output_tokens=tokens,
+            cached_tokens=cached,
+            max_tokens=one.max_tokens_param or None,
+            preemptions=one.num_preemptions,
+            request_id=one.request_id[:LONGEST_ID] if isinstance(one.request_id, str) else None,
+        )
+        if tokens == 0 and not self._pooling:
             _forget_tokenless(request, step.first_token_latencies)
         return request
 

@@ -13,7 +13,7 @@ from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.cache import MULTIMODAL_HITS, PREFIX_HITS
 from vllm_vitals.catalog.metric import Metric
 from vllm_vitals.ingest.step_queue import Call
-from vllm_vitals.records.step import OTHER, CacheUse, Dialect, Evictions, Speculation, Step
+from vllm_vitals.records.step import OTHER, CacheUse, Evictions, Speculation, Step
 from vllm_vitals.vllm.connectors import Connectors
 from vllm_vitals.vllm.fields import MOST_INT, Complain, Fields, Table
 from vllm_vitals.vllm.finished import FinishedReader
@@ -37,8 +37,6 @@ LISTS = {
     LATENCIES: "inter_token_latencies", "time_to_first_tokens_iter": "first_token_latencies",
     "n_params_iter": "sequences_asked", "max_num_generation_tokens_iter": "longest_outputs",
 }  # fmt: skip
-PREFIX = 1 + len(QUEUES)
-"""Where the prefix cache's stats are among what is read of a scheduler."""
 # 0.16 to 0.19 count a token that is cached but computed again both as computed and as a hit.
 PROMPT = ("computed", "local_cache_hit", "external_kv_transfer", "recomputed_tokens")
 
@@ -89,18 +87,6 @@ class Reader:
         self._steady = True
         """Whether it is still the one of the read before."""
 
-    @classmethod
-    def of(cls, dialect: Dialect, complain: Complain) -> "Reader":
-        """Make one for what a serving process tells."""
-        return cls(
-            dialect.model,
-            complain,
-            born=dialect.born,
-            details=dialect.details,
-            pooling=dialect.pooling,
-            connector=dialect.connector,
-        )
-
     def read(self, calls: list[Call], epoch: float) -> list[Step]:
         """Return the Steps of calls of `record()`; any of the stats may be `None`. Together they cost less.
 
@@ -127,56 +113,54 @@ class Reader:
         steps, stats = _given(steps, stats)
         if not steps:
             return
-        rows = self._schedulers.read(stats)
+        rows = self._schedulers.named(stats)
         checkpoint()
-        cached, prefix = _given(steps, [row[PREFIX] for row in rows])
+        cached, prefix = _given(steps, [row.prefix_cache_stats for row in rows])
         for step, use in zip(cached, self._caches(cached, prefix, PREFIX_HITS), strict=True):
             step.prefix_cache = use
         checkpoint()
         for step, row in zip(steps, rows, strict=True):
-            self._read_scheduler(step, *row)
+            self._read_scheduler(step, row)
             checkpoint()
         if self._details and not hasattr(stats[-1], "iteration_details"):
             self._details = False  # before 0.26 the option only logs
 
-    def _read_scheduler(
-        self, step: Step, usage: float | None, running: int | None, waiting: int | None, deferred: int | None,
-        _: Any, external: Any, *seldom: Any,
-    ) -> None:  # fmt: skip
-        step.kv_cache_usage = usage
-        step.running, step.waiting, step.deferred = running or 0, waiting or 0, deferred or 0
-        if external is not None:
-            self._read_external(step, external)
+    def _read_scheduler(self, step: Step, row: Any) -> None:
+        step.kv_cache_usage = row.kv_cache_usage
+        step.running = row.num_running_reqs or 0
+        step.waiting = row.num_waiting_reqs or 0
+        step.deferred = row.num_skipped_waiting_reqs or 0
+        if row.connector_prefix_cache_stats is not None:
+            self._read_external(step, row.connector_prefix_cache_stats)
         if step.prefix_cache and step.prefix_cache.hits:
             others = step.cached_by_source or {}
             step.cached_by_source = others | {"device": step.prefix_cache.hits + others.get("device", 0)}
-        if _says_anything(seldom):
-            self._read_seldom(step, *seldom)
+        if _says_anything(row[-len(SELDOM) :]):
+            self._read_seldom(step, row)
 
-    def _read_seldom(
-        self, step: Step, fetch: Any, running: Any, waiting: Any, speculation: Any, events: Any, graph: Any, perf: Any, details: Any,
-        connector: Any,
-    ) -> None:  # fmt: skip
+    def _read_seldom(self, step: Step, row: Any) -> None:
         fields = self._fields
-        step.kv_fetch = fields.mapping(fetch, "SchedulerStats.num_kv_fetch_reqs_by_stage") or None
-        step.lora_running = fields.mapping(running, "SchedulerStats.running_lora_adapters") or None
-        step.lora_waiting = fields.mapping(waiting, "SchedulerStats.waiting_lora_adapters") or None
-        if speculation is not None:
-            step.speculation = self._speculation(speculation)
-        if not fields.is_empty(events):
-            step.evictions = self._evictions(events)
-        if graph is not None:
-            self._read_graph(step, graph)
-        if perf is not None:
+        step.kv_fetch = (
+            fields.mapping(row.num_kv_fetch_reqs_by_stage, "SchedulerStats.num_kv_fetch_reqs_by_stage") or None
+        )
+        step.lora_running = fields.mapping(row.running_lora_adapters, "SchedulerStats.running_lora_adapters") or None
+        step.lora_waiting = fields.mapping(row.waiting_lora_adapters, "SchedulerStats.waiting_lora_adapters") or None
+        if row.spec_decoding_stats is not None:
+            step.speculation = self._speculation(row.spec_decoding_stats)
+        if not fields.is_empty(row.kv_cache_eviction_events):
+            step.evictions = self._evictions(row.kv_cache_eviction_events)
+        if row.cudagraph_stats is not None:
+            self._read_graph(step, row.cudagraph_stats)
+        if (perf := row.perf_stats) is not None:
             step.flops = fields.count(perf, "num_flops_per_gpu")
             step.memory_traffic = {
                 "read": fields.count(perf, "num_read_bytes_per_gpu") or 0,
                 "write": fields.count(perf, "num_write_bytes_per_gpu") or 0,
             }
-        if details is not None:
-            self._read_details(step, details)
-        if _says_anything((connector,)):
-            self._read_connectors(step, connector)
+        if row.iteration_details is not None:
+            self._read_details(step, row.iteration_details)
+        if _says_anything((row.kv_connector_stats,)):
+            self._read_connectors(step, row.kv_connector_stats)
 
     def _read_connectors(self, step: Step, stats: Any) -> None:
         try:
@@ -187,12 +171,14 @@ class Reader:
     def _caches(self, steps: Sequence[Step], stats: Sequence[Any], metric: Metric[Any]) -> list[CacheUse]:
         """Return the lookups of steps in a cache whose hits `metric` counts."""
         found = []
-        for step, each, counts in zip(steps, stats, self._lookups.read(stats), strict=True):
-            queries, hits, again, still_there, new = counts if None not in counts else [n or 0 for n in counts]
-            if hits > queries:
-                hits = _clamped(step, metric, f"{type(each).__name__}.hits", hits, max(queries, 0))
+        for step, each, row in zip(steps, stats, self._lookups.read(stats), strict=True):
+            use = self._lookups.row(row if None not in row else [count or 0 for count in row])
+            hits = use.hits
+            if hits > use.queries:
+                hits = _clamped(step, metric, f"{type(each).__name__}.hits", hits, max(use.queries, 0))
             # Of each request that comes back the latest token is computed for the first time.
-            found.append(CacheUse(queries, hits, max(again - still_there - new, 0)))
+            again = use.preempted_queries - use.preempted_hits - use.preempted_requests
+            found.append(CacheUse(use.queries, hits, max(again, 0)))
         return found
 
     def _read_external(self, step: Step, stats: Any) -> None:
@@ -244,40 +230,40 @@ class Reader:
         steps, stats = _given(steps, stats)
         if not steps:
             return
-        rows = self._outputs.read(stats)
+        rows = self._outputs.named(stats)
         checkpoint()
         self._read_lists(steps, rows)
-        prompts = iter(self._prompts.read([prompt for *_, prompt, _ in rows if prompt is not None]))
+        prompts = iter(
+            self._prompts.named([row.prompt_token_stats for row in rows if row.prompt_token_stats is not None])
+        )
         checkpoint()
         ended: list[tuple[Step, list[Any]]] = []
         for step, each, row in zip(steps, _emptying(stats), _emptying(rows), strict=True):
             self._read_iteration(step, row)
-            *_, prompt, finished = row
-            if prompt is None:
+            if row.prompt_token_stats is None:
                 self._read_old_prompt(step, each)
             else:
-                _read_prompt(step, *next(prompts))
+                _read_prompt(step, next(prompts))
             if not self._details:
                 step.scheduled_tokens = {"prefill": step.computed_tokens, "decode": step.generation_tokens}
-            if not self._fields.is_empty(finished):
-                ended.append((step, self._listed(finished)))
+            if not self._fields.is_empty(row.finished_requests):
+                ended.append((step, self._listed(row.finished_requests)))
             checkpoint()
         if ended:
             self._finished.read(ended)
 
-    def _read_iteration(self, step: Step, row: Sequence[Any]) -> None:
-        begun, generated, preempted, corrupted, *watermarks, _, _, _, _, _, _ = row
+    def _read_iteration(self, step: Step, row: Any) -> None:
         step.iterated = True
-        step.processing = self._processing(step, begun)
-        step.generation_tokens, step.preempted, step.corrupted = generated or 0, preempted or 0, corrupted or 0
-        if any(watermarks):
-            found = zip(WATERMARKS.values(), watermarks, strict=True)
-            step.watermarks = {status: count for status, count in found if count}
+        step.processing = self._processing(step, row.iteration_timestamp)
+        step.generation_tokens = row.num_generation_tokens or 0
+        step.preempted, step.corrupted = row.num_preempted_reqs or 0, row.num_corrupted_reqs or 0
+        if row.num_watermarked_reqs or row.num_watermark_skipped_reqs or row.num_not_watermarked_reqs:
+            counts = {status: getattr(row, name) for name, status in WATERMARKS.items()}
+            step.watermarks = {status: count for status, count in counts.items() if count}
 
-    def _read_lists(self, steps: Sequence[Step], rows: Sequence[Sequence[Any]]) -> None:
-        first = -2 - len(LISTS)
-        for place, (name, into) in enumerate(LISTS.items(), first):
-            lists, field = [row[place] for row in rows], f"IterationStats.{name}"
+    def _read_lists(self, steps: Sequence[Step], rows: Sequence[Any]) -> None:
+        for name, into in LISTS.items():
+            lists, field = [getattr(row, name) for row in rows], f"IterationStats.{name}"
             if name == LATENCIES:
                 for step, repeated in zip(steps, self._fields.repeated(lists, field), strict=True):
                     step.inter_token_latencies, step.inter_token_repeats = repeated
@@ -339,11 +325,11 @@ def _engine(engine: Any) -> str:
     return str(engine) if type(engine) is int and 0 <= engine < MOST_ENGINES else OTHER
 
 
-def _read_prompt(step: Step, computed: int | None, local: int | None, external: int | None, twice: int | None) -> None:
+def _read_prompt(step: Step, row: Any) -> None:
     read = {
-        "local_compute": computed or 0,
-        "local_cache_hit": (local or 0) - (twice or 0),
-        "external_kv_transfer": external or 0,
+        "local_compute": row.computed or 0,
+        "local_cache_hit": (row.local_cache_hit or 0) - (row.recomputed_tokens or 0),
+        "external_kv_transfer": row.external_kv_transfer or 0,
     }
     step.prompt_tokens = {source: tokens for source, tokens in read.items() if tokens} or None
-    step.computed_tokens = max(computed or 0, 0)
+    step.computed_tokens = max(row.computed or 0, 0)

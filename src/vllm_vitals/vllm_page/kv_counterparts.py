@@ -9,7 +9,16 @@ from typing import Any
 
 from vllm_vitals.catalog import Metric
 from vllm_vitals.catalog import connectors as catalog
-from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS, OWN, WAY, WAYS, Rules
+from vllm_vitals.catalog.kv_reports import (
+    DESCRIBED,
+    DIRECTION_OF_CLASS,
+    DIRECTIONS_BY_CLASS,
+    FAILED,
+    LISTS,
+    OPERATIONS,
+    SAME_LABEL,
+    Rules,
+)
 from vllm_vitals.vllm_page.counterpart import Native
 
 OFFLOADING, SIMPLE, STORE = "OffloadingConnector", "SimpleCPUOffloadConnector", "MooncakeStoreConnector"
@@ -111,9 +120,9 @@ def _of(name: str, connector: str, rules: Rules, **more: Any) -> Iterator[Native
     for metric, labels in rules:
         if (metric.kind == "counter") == name.endswith(("_total", "_sum")):
             told = dict(zip((label.name for label in metric.labels), (connector, *labels), strict=True))
-            optional_labels = tuple(label for label, value in told.items() if value == OWN)
+            optional_labels = tuple(label for label, value in told.items() if value == SAME_LABEL)
             fixed = {
-                label: WAYS.get(connector, "") if value == WAY else value
+                label: DIRECTIONS_BY_CLASS.get(connector, "") if value == DIRECTION_OF_CLASS else value
                 for label, value in told.items()
                 if label not in optional_labels
             }

@@ -15,7 +15,7 @@ from vllm_vitals._util.http import DownloadError, download, shown
 from vllm_vitals._util.log import keep_out
 from vllm_vitals._util.pacing import checkpoint, paced
 from vllm_vitals._util.redact import Redactor, of_url
-from vllm_vitals.vllm_page.trust import Trust
+from vllm_vitals._util.trust import Trust
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 END = ("# EOF", "# EOF\n")

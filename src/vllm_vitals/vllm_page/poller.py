@@ -8,6 +8,7 @@ from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError, shown
 from vllm_vitals._util.log import LOGGER, log_once
 from vllm_vitals._util.pacing import paced
+from vllm_vitals._util.trust import Trust
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, engine
 from vllm_vitals.catalog.metric import Key
@@ -16,7 +17,6 @@ from vllm_vitals.vllm_page.counterparts import COUNTERPARTS
 from vllm_vitals.vllm_page.mapping import missing
 from vllm_vitals.vllm_page.page import LONGEST_REASON, Page, PageError
 from vllm_vitals.vllm_page.source import NativeSource
-from vllm_vitals.vllm_page.trust import Trust
 
 MOST_REASONS = 10
 """Of one outage that are logged: a peer may find a new one each time."""
@@ -29,7 +29,7 @@ class Poller:
         self._aggregator = aggregator
         self._shown = shown(url)
         self._interval = settings.interval
-        self._page = Page(url, settings.timeout, Trust.of(settings))
+        self._page = Page(url, settings.timeout, Trust(settings.tls_ca, settings.tls_cert, settings.tls_key))
         self._source = NativeSource(aggregator.store)
         self._engines: set[Key] = set()
         self._failures = 0

@@ -39,7 +39,7 @@ def heard(clock: float, running: int | None = None, *, started: int = 0, ended: 
 
 
 class Servers:
-    """Some API servers before a collector, on a clock that is turned."""
+    """Some API servers before an aggregator, on a clock that is turned."""
 
     def __init__(self, clock: Clock, *names: str) -> None:
         self.clock = clock
@@ -74,7 +74,7 @@ class Servers:
         return cell.value if isinstance(cell, NumberCell) else 0.0
 
 
-def test_an_end_that_a_server_tells_long_after_the_others_steps_is_no_leaving(clock: Clock) -> None:
+def test_an_end_reported_late_by_one_server_is_not_abandonment(clock: Clock) -> None:
     both = Servers(clock, "a", "b")
     both.tell("b", heard(99.9, 1, started=1))
     both.tell("a", heard(100.0, 0))
@@ -85,7 +85,7 @@ def test_an_end_that_a_server_tells_long_after_the_others_steps_is_no_leaving(cl
     assert both.counted == 0
 
 
-def test_who_left_meanwhile_is_counted_once_the_late_one_has_told_all(clock: Clock) -> None:
+def test_abandoned_requests_count_once_the_late_server_has_caught_up(clock: Clock) -> None:
     both = Servers(clock, "a", "b")
     both.tell("b", heard(99.9, 2, started=2))
     both.turn(20, "a")
@@ -97,7 +97,7 @@ def test_who_left_meanwhile_is_counted_once_the_late_one_has_told_all(clock: Clo
     assert both.counted == 1
 
 
-def test_a_server_that_goes_on_after_a_stop_has_a_second_to_hear_of_what_happened(clock: Clock) -> None:
+def test_a_resumed_server_has_a_second_to_catch_up(clock: Clock) -> None:
     both = Servers(clock, "a", "b")
     both.tell("b", heard(99.9, 1, started=1))
     both.tell("a", heard(100.0, 0))
@@ -109,7 +109,7 @@ def test_a_server_that_goes_on_after_a_stop_has_a_second_to_hear_of_what_happene
     assert both.counted == 0
 
 
-def test_the_ends_that_a_server_had_to_drop_are_no_leavings(clock: Clock) -> None:
+def test_ends_in_dropped_steps_are_not_abandonment(clock: Clock) -> None:
     both = Servers(clock, "a", "b")
     both.tell("b", heard(99.9, 2, started=2))
     both.tell("a", heard(100.0, 0))
@@ -126,7 +126,7 @@ def test_the_ends_that_a_server_had_to_drop_are_no_leavings(clock: Clock) -> Non
     assert both.counted == 1
 
 
-def test_steps_that_a_feeder_could_not_take_in_are_no_leavings(clock: Clock) -> None:
+def test_steps_dropped_before_the_drain_are_not_abandonment(clock: Clock) -> None:
     one = Servers(clock, "a")
     one.tell("a", heard(99.0, 2, started=2))
     one.tell("a", heard(99.9, 0), Health(dropped=1))
@@ -134,7 +134,7 @@ def test_steps_that_a_feeder_could_not_take_in_are_no_leavings(clock: Clock) -> 
     assert one.counted == 0
 
 
-def test_the_requests_of_a_server_that_was_killed_have_not_left(clock: Clock) -> None:
+def test_requests_of_a_killed_server_are_not_abandoned(clock: Clock) -> None:
     both = Servers(clock, "a", "b")
     both.tell("b", heard(99.9, 2, started=2))
     both.turn(1)
@@ -149,7 +149,7 @@ def test_the_requests_of_a_server_that_was_killed_have_not_left(clock: Clock) ->
     assert both.counted == 1
 
 
-def test_a_server_that_joins_with_requests_hides_nobody_for_long(clock: Clock) -> None:
+def test_a_joining_server_with_requests_hides_no_abandonment_for_long(clock: Clock) -> None:
     both = Servers(clock, "a")
     both.tell("a", heard(99.9, 0))
     both.turn(1)

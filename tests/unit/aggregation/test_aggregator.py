@@ -90,14 +90,14 @@ def test_each_engine_has_its_own_interval() -> None:
     assert see.of_engine(f"{INTERVAL}_sum", "1") == pytest.approx(1.0)
 
 
-def test_a_step_that_comes_after_a_later_one_counts_and_sets_nothing_back() -> None:
+def test_a_late_step_counts_and_sets_nothing_back() -> None:
     see = of_steps(step(10.0, running=1), step(9.0, running=7, generation_tokens=2), step(11.0, running=2))
     assert see("vllm_tokens_generation_total", **ENGINE) == 2
     assert see("vllm_engine_requests_running", **ENGINE) == 2
     assert (see(f"{INTERVAL}_count", **ENGINE), see(f"{INTERVAL}_sum", **ENGINE)) == (1, 1.0)
 
 
-def test_a_step_is_one_that_brought_scheduler_stats_or_moved_tokens() -> None:
+def test_a_step_has_scheduler_stats_or_tokens() -> None:
     see = of_steps(
         step(running=0), step(generation_tokens=1), step(prompt_tokens={"unknown": 3}),
         step(iterated=True), step(multimodal_cache=CacheUse(1, 1)),
@@ -105,7 +105,7 @@ def test_a_step_is_one_that_brought_scheduler_stats_or_moved_tokens() -> None:
     assert see("vitals_steps_total", **ENGINE) == 3
 
 
-def test_waiting_tells_deferred_requests_apart() -> None:
+def test_waiting_requests_are_split_by_reason() -> None:
     see = of_steps(step(running=1, waiting=3, deferred=2))
     assert see("vllm_engine_requests_waiting", **ENGINE, reason="capacity") == 3
     assert see("vllm_engine_requests_waiting", **ENGINE, reason="deferred") == 2
@@ -142,7 +142,7 @@ def test_free_tokens_are_unknown_without_a_capacity() -> None:
 
 
 @pytest.mark.parametrize(("usage", "reason"), [(1.5, "absurd"), (-0.1, "negative"), (math.nan, "not_finite")])
-def test_a_usage_that_cannot_be_changes_nothing(usage: float, reason: str) -> None:
+def test_an_impossible_usage_changes_nothing(usage: float, reason: str) -> None:
     first = step(running=1, kv_cache_usage=0.5)
     see = Sight(collect(facts(kv_cache_tokens=1000), first, step(running=1, kv_cache_usage=usage)))
     assert see("vllm_kv_cache_usage_ratio", **ENGINE) == 0.5
@@ -171,7 +171,7 @@ def seen(see: Sight) -> list[float | None]:
     return [see(name, **ENGINE) for name in MOMENTARY]
 
 
-def test_gauges_of_an_engine_that_falls_silent_at_work_go_away_and_come_back(clock: Clock) -> None:
+def test_gauges_of_an_engine_that_stops_reporting_at_work_expire_and_return(clock: Clock) -> None:
     aggregator = collect(facts(kv_cache_tokens=100), stale_after=60)
     see = Sight(aggregator)
     feed(aggregator, step(clock.now, running=106, waiting=1, kv_cache_usage=0.9))
@@ -209,13 +209,13 @@ def test_the_gauges_of_an_engine_that_never_worked_stay(clock: Clock) -> None:
     assert seen(Sight(aggregator)) == [0, 0, 100]
 
 
-def test_gauges_stay_for_ever_when_told_to(clock: Clock) -> None:
+def test_gauges_never_expire_if_so_configured(clock: Clock) -> None:
     aggregator = collect(step(clock.now, running=7), stale_after=0)
     clock.now += 100_000
     assert Sight(aggregator)("vllm_engine_requests_running", **ENGINE) == 7
 
 
-def test_gauges_do_not_stay_for_ever_when_an_engine_is_put_to_sleep_at_work(clock: Clock) -> None:
+def test_gauges_expire_when_an_engine_is_put_to_sleep_at_work(clock: Clock) -> None:
     aggregator = collect(step(clock.now, running=106, kv_cache_usage=0.9), Sleep(MODEL, "0", "weights_offloaded"))
     clock.now += 100_000
     see = Sight(aggregator)
@@ -308,7 +308,7 @@ def test_our_buckets_win_over_vllms_and_vllms_over_the_default(
 @pytest.mark.parametrize(
     "buckets", [{"step": [2.0, 1.0]}, {"step": [math.nan]}, {"step": []}, {"no_such": [1.0]}, {"step": [1.0] * 1000}]
 )
-def test_buckets_that_are_none_cost_nothing_else(buckets: dict[str, list[float]]) -> None:
+def test_invalid_buckets_cost_nothing_else(buckets: dict[str, list[float]]) -> None:
     aggregator = collect(buckets={"time_to_first_token": [7]})
     aggregator.add([facts("0", buckets={**buckets, "request_latency": [3.0]}), facts("1"), step(running=1)])
     see = Sight(aggregator)
@@ -408,7 +408,7 @@ def test_the_number_of_series_is_that_of_label_sets() -> None:
     assert told == len(held)
 
 
-def test_the_plugin_tells_its_version() -> None:
+def test_the_plugin_reports_its_version() -> None:
     (labels,) = Sight(collect()).labels("vitals_info")
     assert labels["version"] == vllm_vitals.__version__
 
@@ -479,7 +479,7 @@ UPTIME = 123456.0
 """What vLLM reports between a milestone and one that a request never reached, which reads 0."""
 
 
-def test_times_since_the_boot_of_the_host_are_no_phases() -> None:
+def test_times_since_the_boot_of_the_host_are_not_phases() -> None:
     uptime = {"queued_time": UPTIME, "prefill_time": UPTIME, "decode_time": 0.0, "inference_time": UPTIME}
     see = of_steps(read(None, iteration_stats(finished_requests=[request_stats("length", **uptime)])))
     assert phases(see) == {"queue": None, "prefill": None, "decode": 0.0, "frontend": None}
@@ -487,7 +487,7 @@ def test_times_since_the_boot_of_the_host_are_no_phases() -> None:
     assert see("vllm_request_duration_seconds_count", **ENGINE) == 1
 
 
-def test_nothing_is_concluded_from_an_absurd_time() -> None:
+def test_an_absurd_time_is_used_for_nothing() -> None:
     stats = request_stats("length", prefill_time=UPTIME, inference_time=UPTIME)
     see = of_steps(read(None, iteration_stats(finished_requests=[stats])))
     assert not see(f"{PHASE}_count", **ENGINE, phase="frontend")
@@ -509,7 +509,7 @@ def test_a_latency_longer_than_the_process_lives_is_absurd(field: str, metric: s
     ("value", "reason"),
     [(-1.0, "negative"), (math.nan, "not_finite"), (math.inf, "not_finite"), (8 * 86400.0, "absurd")],
 )
-def test_a_duration_that_cannot_be_is_rejected_and_counted(value: float, reason: str) -> None:
+def test_an_impossible_duration_is_rejected_and_counted(value: float, reason: str) -> None:
     see = of_steps(finished(Finished("stop", duration=value)))
     assert see.rejected("vllm.request.duration", reason) == 1
     assert not see("vllm_request_duration_seconds_count", **ENGINE)
@@ -556,7 +556,7 @@ def test_the_conventions_metrics_can_be_switched_off_and_named() -> None:
 
 
 @pytest.mark.parametrize(("settings", "operation"), [({}, "embeddings"), ({"operation_name": "chat"}, "chat")])
-def test_a_model_that_pools_makes_embeddings_unless_told_otherwise(settings: dict[str, str], operation: str) -> None:
+def test_a_pooling_model_makes_embeddings_unless_configured_otherwise(settings: dict[str, str], operation: str) -> None:
     ended = finished(Finished("stop", duration=1.0))
     see = Sight(collect(facts("0", "pooling"), ended, gen_ai=settings))
     named = {labels["gen_ai_operation_name"] for labels in see.labels("gen_ai_server_request_duration_seconds_count")}
@@ -607,7 +607,7 @@ def test_exemplars_are_capped_with_the_name_of_their_label() -> None:
     assert {exemplar.value for exemplar in shown} == {0.7}
 
 
-def test_no_exemplars_unless_asked_for() -> None:
+def test_no_exemplars_by_default() -> None:
     aggregator = collect(finished(Finished("stop", duration=0.7, request_id="r")))
     aggregator.refresh()
     cells = [cell for family in aggregator.store for cell in family.cells.values()]

@@ -109,7 +109,7 @@ def test_a_process_is_gone_by_the_monotonic_clock(monkeypatch: pytest.MonkeyPatc
     assert list(known.overdue(5.0)) == [process]
 
 
-def test_what_decides_anything_reads_the_monotonic_clock() -> None:
+def test_decisions_follow_the_monotonic_clock() -> None:
     """The way of a step and the elections: only its time of day, which is shown, comes from the host's clock."""
     modules = [*SOURCE.glob("transport/*.py"), *SOURCE.glob("ingest/*.py"), *SOURCE.glob("deployment/*.py")]
     modules += [

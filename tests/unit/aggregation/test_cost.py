@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "cost.md"
 
 
 def priced(per_gpu_hour: float = 3.6, currency: str = "EUR") -> Aggregator:
-    """Return a collector of GPUs at a tenth of a cent per second."""
+    """Return an aggregator of GPUs at a tenth of a cent per second."""
     return Aggregator(Settings(price=PriceSettings(per_gpu_hour=per_gpu_hour, currency=currency)))
 
 
@@ -74,7 +74,7 @@ def test_each_engine_has_its_own(clock: Clock) -> None:
     assert clock.now == 100.0
 
 
-def test_nothing_is_counted_of_gpus_that_are_not_known(clock: Clock) -> None:
+def test_unknown_gpus_have_no_time(clock: Clock) -> None:
     mine = priced()
     feed(mine, facts())
     work(mine)
@@ -150,7 +150,7 @@ def test_costs_per_token_follow_for_any_window(clock: Clock) -> None:
      ("PRICE__CURRENCY", "dollars", "[A-Z]{3}"), ("PERF__PEAK_FLOPS", "989", "greater than or equal to 1000000000"),
      ("PERF__PEAK_BANDWIDTH", "3.35", "greater than or equal to 1000000000")],
 )  # fmt: skip
-def test_what_is_no_price_or_peak_is_refused(variable: str, value: str, said: str) -> None:
+def test_invalid_prices_and_peaks_are_refused(variable: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=variable.lower().replace("__", ".")) as caught:
         load({f"VITALS_{variable}": value})
     assert said in str(caught.value)
@@ -166,7 +166,7 @@ def test_currencies_are_codes() -> None:
 # Energy
 
 
-def test_the_energy_of_all_gpus_of_an_engine_is_divided_by_what_it_did(clock: Clock) -> None:
+def test_the_energy_of_an_engines_gpus_is_divided_by_its_state(clock: Clock) -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(gpus=2))
     feed(mine, sample(100.0, reading(0.0), reading(0.0, 1)))
@@ -205,7 +205,7 @@ def test_each_engine_has_the_energy_of_its_own_gpus(clock: Clock) -> None:
     ("engines", "gpus", "parent", "expected"),
     [(1, 2, "", 30.0), (1, 1, "", None), (1, 4, "", None), (2, 2, "", None), (1, 2, "GPU-a", None)],
 )
-def test_gpus_of_nobody_are_those_of_the_one_engine_that_has_as_many(
+def test_gpus_without_an_owner_belong_to_the_only_engine_with_as_many(
     engines: int, gpus: int, parent: str, expected: float | None, clock: Clock
 ) -> None:
     mine = Aggregator(Settings())
@@ -217,7 +217,7 @@ def test_gpus_of_nobody_are_those_of_the_one_engine_that_has_as_many(
     assert clock.now == 100.0
 
 
-def test_gpus_that_do_not_tell_their_energy_make_no_series(clock: Clock) -> None:
+def test_gpus_without_energy_readings_make_no_series(clock: Clock) -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(gpus=1), sample(101.0, reading(None)))
     mine.flush(101.0)
@@ -225,7 +225,7 @@ def test_gpus_that_do_not_tell_their_energy_make_no_series(clock: Clock) -> None
     assert clock.now == 100.0
 
 
-def test_an_engine_that_is_gone_takes_nothing_more(clock: Clock) -> None:
+def test_an_engine_that_is_gone_costs_nothing_more(clock: Clock) -> None:
     mine = priced()
     feed(mine, facts(gpus=1))
     work(mine)

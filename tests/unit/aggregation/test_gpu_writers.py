@@ -21,7 +21,7 @@ PART_LABELS = 'hw_id="MIG-1",hw_name="H100 MIG",hw_vendor="NVIDIA",hw_parent="GP
 
 
 class Kept:
-    """A store that samples are written to as the collector does it."""
+    """A store that samples are written to as the aggregator does it."""
 
     def __init__(self) -> None:
         self.store = Store(GPU)
@@ -79,7 +79,7 @@ def test_whole_reading_is_on_the_page(kept):
     assert kept.page() == EXPECTED
 
 
-def test_what_a_device_does_not_tell_has_no_series(kept):
+def test_a_missing_reading_has_no_series(kept):
     kept.take(Reading(PART, memory_usage=1, memory_limit=4))
     names = {series.partition("{")[0] for series in kept.page()}
     assert names == {
@@ -113,7 +113,7 @@ def test_lost_device_keeps_its_counters_and_its_state_alone(kept):
     assert kept.page()[f"hw_energy_joules_total{{{TYPED}}}"] == 800
 
 
-def test_gauges_expire_and_counters_stand(kept):
+def test_gauges_expire_and_counters_stay(kept):
     kept.take(full())
     kept.gpu_writers.expire(10.0 + 59.9, 60.0)
     kept.gpu_writers.expire(10.0 + 3600, 0.0)
@@ -129,7 +129,7 @@ def test_devices_are_told_apart(kept):
     assert [value for series, value in kept.page().items() if series.startswith("hw_power_watts")] == [412.5, 1.0]
 
 
-def test_nonsense_is_refused_and_counted(kept):
+def test_impossible_readings_are_rejected_and_counted(kept):
     kept.take(full(utilization=1.01, power=4e9, memory_usage=2**60, energy=float("nan"), clocks={"sm": -1.0}))
     assert kept.store.rejects == {
         ("hw.gpu.utilization", "absurd"): 1, ("hw.power", "absurd"): 1, ("hw.gpu.memory.usage", "absurd"): 1,
@@ -137,7 +137,7 @@ def test_nonsense_is_refused_and_counted(kept):
     }  # fmt: skip
 
 
-def test_more_devices_than_a_label_may_name_are_one():
+def test_devices_beyond_the_cap_share_one_label():
     kept = Kept()
     kept.take(*(Reading(Gpu(f"GPU-{number}", "H100", "NVIDIA"), power=100.0) for number in range(70)))
     power = {series: value for series, value in kept.page().items() if series.startswith("hw_power_watts")}

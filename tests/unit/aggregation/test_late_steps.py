@@ -55,7 +55,7 @@ class Servers:
         return {name: seconds for name, seconds in found.items() if seconds}
 
 
-def test_the_latest_word_on_an_engine_counts_though_others_told_of_later_outputs(clock: Clock) -> None:
+def test_the_latest_scheduler_stats_count_despite_later_outputs_of_others(clock: Clock) -> None:
     both = Servers(clock, "0")
     both.tell("a", step(100.0, 3), at=100.2)
     # The last step's stats went to `b`, which heard of it a little before `a` did, but cannot tell so yet.
@@ -70,7 +70,7 @@ def test_the_latest_word_on_an_engine_counts_though_others_told_of_later_outputs
     assert both.spent() == {"none": pytest.approx(4.0), "idle": pytest.approx(6.0)}
 
 
-def test_time_is_divided_once_whatever_comes_late(clock: Clock) -> None:
+def test_time_is_divided_once_despite_late_steps(clock: Clock) -> None:
     both = Servers(clock, "0")
     both.tell("a", step(102.0, 2), at=102.1)
     both.tell("a", step(110.0, 0), at=111.0)
@@ -96,7 +96,7 @@ def test_a_step_that_waited_while_the_engine_fell_asleep_does_not_saturate_it(cl
     assert both.spent() == {"none": pytest.approx(60.05), "asleep": pytest.approx(339.95)}
 
 
-def test_no_interval_spans_a_sleep_that_was_told_before_the_step_that_it_followed(clock: Clock) -> None:
+def test_no_interval_spans_a_sleep_reported_before_the_preceding_step(clock: Clock) -> None:
     both = Servers(clock, "0")
     both.tell("a", step(100.0, 8), at=100.2)  # waits for `b`
     both.tell("b", Sleep(MODEL, "0", "weights_offloaded", 100.1), at=100.15)
@@ -117,7 +117,7 @@ def test_estimates_count_towards_utilization_by_their_age(clock: Clock) -> None:
     assert both.see(MFU, **ENGINE) == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_requests_took_counts_however_late(clock: Clock) -> None:
+def test_finished_requests_count_however_late(clock: Clock) -> None:
     both = Servers(clock, "0")
     both.tell("a", step(110.0, 0), at=112.0)
     request = Finished("stop", EPOCH + 105.0, 4.0, input_tokens=10, output_tokens=5)
@@ -128,7 +128,7 @@ def test_what_requests_took_counts_however_late(clock: Clock) -> None:
     assert both.see(RUNNING, **ENGINE) == 0
 
 
-def test_an_engine_that_nobody_tells_of_is_not_compared_and_its_backlog_is_no_imbalance(clock: Clock) -> None:
+def test_a_silent_engine_is_not_compared_and_its_backlog_is_no_imbalance(clock: Clock) -> None:
     apart = Servers(clock, "0", of_b=("1",))
 
     def second(clock: int, *names: str) -> None:

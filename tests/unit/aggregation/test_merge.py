@@ -1,20 +1,15 @@
 """Several processes' records made into one: hand-made batches with hand-counted results."""
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from msgspec.msgpack import encode
 
 from tests.unit.builders import AGE, ENGINE, EPOCH, MODEL, Clock, Sight
 from vllm_vitals.aggregation import merge
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import LONGEST_HOLD, Merger
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.records.step import Dialect, Facts, Gone, Health, Sleep, Step, Unread
-from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.vllm.told import write
+from vllm_vitals.records.step import Facts, Gone, Health, Sleep, Step
 
 RUNNING = "vllm_engine_requests_running"
 GENERATED = "vllm_tokens_generation_total"
@@ -29,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Deployment:
-    """A merger before a collector, and what a scrape shows of them."""
+    """A merger before an aggregator, and what a scrape shows of them."""
 
     def __init__(self) -> None:
         self.aggregator = Aggregator(Settings())
@@ -211,65 +206,3 @@ def test_a_sleep_of_the_future_does_not_keep_an_engine_asleep(nonsense: float, c
     one.merger.take("a", [Sleep(MODEL, "0", "discard_all", nonsense)], clock.now)
     one.merger.take("a", [Sleep(MODEL, "0", "awake", clock.now)], clock.now)
     assert one.see("vllm_engine_sleep", **ENGINE, state="awake") == 1
-
-
-UNREADABLE = {
-    "no text": b"\xa1\xff",
-    "no time": b"\xc7\x05\xff12345",
-    "no key": b"\x81\x80\xc0",
-}
-"""What is well-formed as MessagePack and cannot be decoded all the same."""
-
-
-@pytest.mark.parametrize("latencies", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_costs_nothing_that_came_with_it(latencies: bytes) -> None:
-    one, names = Deployment(), encode("inter_token_latencies_iter")
-    good = write((0.0, None, SimpleNamespace(num_generation_tokens=3), None, 0))
-    iteration = b"\x82" + encode("num_generation_tokens") + b"\x05" + names + latencies
-    steps = [Unread(0, 90.0 + place, good) for place in range(10)]
-    steps.insert(5, Unread(0, 94.5, b"\x94\x00\xc0" + iteration + b"\xc0"))
-    one.merger.take("a", [Dialect(MODEL, 0.0, process="1"), *steps, Facts(MODEL, "0")], 99.0)
-    assert one.see(UP, **ENGINE) == 1
-    assert one.see(GENERATED, **ENGINE) == 10 * 3 + 5
-    assert one.see("vitals_errors_total", process="1", stage="read") == 1
-    assert not one.see("vitals_steps_dropped_total", process="1")
-
-
-def test_a_step_that_is_none_is_dropped_and_counted_alone() -> None:
-    one = Deployment()
-    good = write((0.0, None, SimpleNamespace(num_generation_tokens=3), None, 0))
-    broken = [b"", b"\xc1", b"\x90", good[:-1], good + b"\x00", b"\x91" * 100_000]
-    steps = [Unread(0, 90.0 + place, content) for place, content in enumerate([good, *broken, good])]
-    one.merger.take("a", [Dialect(MODEL, 0.0, process="1"), *steps, Facts(MODEL, "0")], 99.0)
-    assert one.see(UP, **ENGINE) == 1
-    assert one.see(GENERATED, **ENGINE) == 2 * 3
-    assert one.see("vitals_errors_total", process="1", stage="read") == len(broken)
-    assert one.see("vitals_steps_dropped_total", process="1") == len(broken)
-
-
-def test_what_nobody_said_how_to_read_is_dropped_and_counted() -> None:
-    one = Deployment().join("a")
-    good = write((0.0, None, SimpleNamespace(num_generation_tokens=3), None, 0))
-    one.merger.take("a", [Dialect(MODEL, 0.0, tap=1), Unread(0, 90.0, good), Unread(1, 91.0, good)], 99.0)
-    assert one.see(GENERATED, **ENGINE) == 3
-    assert one.see("vitals_errors_total", process="0", stage="wire") == 1
-    assert one.see("vitals_steps_dropped_total", process="0") == 1
-
-
-def test_a_reader_that_fails_costs_only_the_step_that_it_fails_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Reader._read_iteration
-
-    def fail(self: Reader, step: Step, row: Any) -> None:
-        read(self, step, row)
-        if step.generation_tokens == 13:
-            raise RuntimeError
-
-    monkeypatch.setattr(Reader, "_read_iteration", fail)
-    one = Deployment()
-    told = [write((0.0, None, SimpleNamespace(num_generation_tokens=count), None, 0)) for count in (1, "odd", 13, 2)]
-    steps = [Unread(0, 90.0 + place, content) for place, content in enumerate(told)]
-    one.merger.take("a", [Dialect(MODEL, 0.0, process="1"), *steps, Facts(MODEL, "0")], 99.0)
-    assert one.see(UP, **ENGINE) == 1
-    assert one.see(GENERATED, **ENGINE) == 1 + 2
-    assert one.see("vitals_errors_total", process="1", stage="read") == 2, "the odd number, and the failure"
-    assert one.see("vitals_steps_dropped_total", process="1") == 1

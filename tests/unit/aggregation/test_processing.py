@@ -38,14 +38,14 @@ class Clocks:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.0005, 0.25, 30.0])
-def test_it_is_the_time_since_the_outputs_came(seconds: float) -> None:
+def test_processing_is_the_time_since_the_outputs_came(seconds: float) -> None:
     clocks = Clocks()
     begun = clocks.outputs_come()
     clocks.now += seconds
     assert clocks.read(begun) == [pytest.approx(seconds, abs=1e-6)]
 
 
-def test_steps_that_are_read_together_have_each_their_own() -> None:
+def test_steps_read_together_have_their_own_times() -> None:
     clocks = Clocks()
     first = clocks.outputs_come()
     clocks.now += 0.25
@@ -64,7 +64,7 @@ def test_a_clock_that_is_steered_is_no_set_one() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, -0.3, 0.3, 5.0, 3600.0, 10 * AGE])
-def test_there_is_none_where_the_clock_was_set_in_between(seconds: float) -> None:
+def test_no_processing_time_across_a_clock_change(seconds: float) -> None:
     clocks = Clocks()
     assert clocks.read(clocks.outputs_come()) == [0.0]
     begun = clocks.outputs_come()
@@ -77,13 +77,13 @@ def test_there_is_none_where_the_clock_was_set_in_between(seconds: float) -> Non
     assert clocks.read(begun) == [pytest.approx(0.125, abs=1e-6)]
 
 
-def test_it_cannot_be_longer_than_the_process_has_lived() -> None:
+def test_processing_is_not_longer_than_the_life_of_the_process() -> None:
     clocks = Clocks()
     assert clocks.read(clocks.outputs_come() - AGE + 1, clocks.outputs_come() - AGE - 1) == [AGE - 1, None]
 
 
 @pytest.mark.parametrize("begun", [None, 0, 0.0, -1.0, math.nan, math.inf, -math.inf, "now", [1.0]])
-def test_what_is_no_time_of_the_host_gives_none(begun: Any) -> None:
+def test_an_impossible_time_of_the_host_gives_no_processing(begun: Any) -> None:
     assert Clocks().read(begun) == [None]
 
 
@@ -94,7 +94,7 @@ def test_a_step_without_outputs_has_none() -> None:
     assert [step.processing for step in reader.read([call, bare], EPOCH)] == [None, None]
 
 
-def test_it_is_observed_once_for_each_step_with_outputs() -> None:
+def test_processing_is_observed_once_per_step_with_outputs() -> None:
     aggregator = Aggregator(Settings())
     reader = Reader(MODEL, lambda *_: None, born=NOW - AGE)
     scheduler = SimpleNamespace(num_running_reqs=1)

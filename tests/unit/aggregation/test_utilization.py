@@ -19,7 +19,7 @@ GAUGES = (FLOPS_LIMIT, TRAFFIC_LIMIT, MFU, TRAFFIC)
 
 
 def measured(**fields: Any) -> Aggregator:
-    """Return a collector whose engine works with a GPU's metrics on."""
+    """Return an aggregator whose engine works with a GPU's metrics on."""
     mine = Aggregator(Settings(perf=PerfSettings(**fields)))
     feed(mine, facts("0", "mfu", gpus=1, precisions=("bf16",)))
     return mine
@@ -83,7 +83,7 @@ def test_a_known_gpu_needs_no_setting(clock: Clock) -> None:
     assert seen(mine)[:2] == [989.5e12, 4800e9]
 
 
-def test_a_setting_wins_over_what_is_known(clock: Clock) -> None:
+def test_a_setting_takes_precedence_over_a_known_peak(clock: Clock) -> None:
     mine = measured(peak_flops=500e12)
     feed(mine, sample(100.0, reading(0.0)))
     load(mine, 100.0, 1, flops=1, traffic=1)
@@ -107,7 +107,7 @@ def test_an_engine_that_estimates_nothing_has_no_series(clock: Clock) -> None:
      ((reading(0.0), Reading(Gpu("b", "NVIDIA L4"), model=MODEL, engine="0")), "GPUs of unknown name"),
      ((), "GPUs of unknown name")],
 )  # fmt: skip
-def test_what_is_not_known_is_not_guessed_but_said(
+def test_unknown_peaks_are_logged_and_not_guessed(
     readings: tuple[Reading, ...], said: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = measured()
@@ -125,7 +125,7 @@ def test_what_is_not_known_is_not_guessed_but_said(
     assert clock.now == 100.0
 
 
-def test_a_precision_that_is_not_known_is_said(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_precision_is_logged(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     mine = Aggregator(Settings())
     feed(mine, facts("0", "mfu", gpus=1, precisions=()), sample(100.0, reading(0.0)))
     with caplog.at_level(logging.WARNING, logger="vllm.vitals"):
@@ -137,7 +137,7 @@ def test_a_precision_that_is_not_known_is_said(clock: Clock, caplog: pytest.LogC
     assert clock.now == 100.0
 
 
-def test_estimates_that_make_no_sense_change_nothing(clock: Clock) -> None:
+def test_impossible_estimates_change_nothing(clock: Clock) -> None:
     mine = measured(peak_flops=1e12, peak_bandwidth=1e12)
     load(mine, 100.0, 1, flops=int(1e11), traffic=int(1e11))
     before = seen(mine)

@@ -38,7 +38,7 @@ def test_every_default_family_is_sound(family: str) -> None:
     assert check(family, bounds) == tuple(bounds)
 
 
-def test_the_conventions_buckets_are_those_it_advises() -> None:
+def test_gen_ai_buckets_are_those_of_the_convention() -> None:
     assert OURS["gen_ai_request_duration"] == tuple(pytest.approx(0.01 * 2**n) for n in range(14))
     assert OURS["gen_ai_time_to_first_token"] == (
         0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -69,7 +69,7 @@ def test_errors_name_the_family_the_value_and_what_is_allowed(
         assert word in str(error.value)
 
 
-def test_the_most_bounds_are_allowed() -> None:
+def test_the_maximum_number_of_bounds_is_allowed() -> None:
     assert len(check("step", list(range(MAX_BOUNDS)))) == MAX_BOUNDS
 
 

@@ -61,7 +61,7 @@ def test_no_two_metrics_share_an_opentelemetry_name() -> None:
     assert len({metric.name for metric in CATALOG}) == len(CATALOG)
 
 
-def test_no_name_is_one_of_vllms_with_its_colon_rewritten() -> None:
+def test_no_name_equals_a_vllm_name_with_its_colon_rewritten() -> None:
     taken = vllm_sample_names()
     assert len(taken) > 300
     assert {name for metric in CATALOG for name in sample_names(metric)} & taken == set()
@@ -95,7 +95,7 @@ def test_prometheus_names_tell_kind_and_unit() -> None:
     assert not broken(lambda m: m.prometheus.removesuffix("_total").endswith(f"_{m.prometheus_unit}"), with_unit)
 
 
-def test_units_are_those_that_translate() -> None:
+def test_every_unit_has_a_prometheus_word() -> None:
     def translates(unit: str) -> bool:
         main, _, per = unit.partition("/")
         return per in {"", *PER} and (main in {"", "1", *UNITS} or bool(re.fullmatch(r"\{[a-z_]+\}", main)))
@@ -119,7 +119,7 @@ def test_labels_are_bounded() -> None:
     assert not broken(lambda m: all(len(set(label.values)) == len(label.values) for label in m.labels))
 
 
-def test_series_carry_model_and_engine_or_what_the_convention_asks_for() -> None:
+def test_series_carry_model_and_engine_or_the_labels_of_the_convention() -> None:
     engine = [metric for metric in CATALOG if metric.scope is Scope.ENGINE]
     assert not broken(lambda m: m.prometheus_labels[:2] == ("model_name", "engine"), engine)
     assert not broken(lambda m: (m.scope is Scope.CONVENTION) == m.name.startswith("gen_ai."))
@@ -131,7 +131,7 @@ def test_bucket_families_exist_and_fit_the_unit() -> None:
     assert not broken(lambda m: (m.unit == "{token}") == (m.buckets.endswith("_tokens")), histograms)
 
 
-def test_what_metrics_need_are_features_that_an_engine_can_have() -> None:
+def test_needed_features_are_features_of_an_engine() -> None:
     assert {metric.needs for metric in CATALOG} - {""} <= set(_features(None))
 
 
@@ -162,19 +162,19 @@ def says_something(metric: Metric[Any]) -> bool:
     return any(bool(np.any(np.nan_to_num(value))) for value in values if value is not None)
 
 
-def test_reading_an_empty_record_says_nothing_that_is_not_zero() -> None:
+def test_an_empty_record_reads_as_zero_or_nothing() -> None:
     always = ("vllm.requests.finished", "vllm.engine.info")
     read = [metric for metric in CATALOG if metric.record not in (None, Sleep, Rejection) and metric.name not in always]
     assert not broken(lambda m: not says_something(m), read)
 
 
-def test_ceilings_can_be_read() -> None:
+def test_the_maximum_of_a_record_can_be_read() -> None:
     with_ceiling = [metric for metric in CATALOG if isinstance(metric, Histogram) and metric.max_from_record]
     assert with_ceiling
     assert not broken(lambda m: np.all(reader(m.max_from_record)(EMPTY[m.record]) >= 0), with_ceiling)
 
 
-def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
+def test_gauges_of_steps_expire_and_no_others() -> None:
     gauges = [metric for metric in CATALOG if isinstance(metric, Gauge)]
     kept = (
         FREE_SEQUENCES,
@@ -183,7 +183,7 @@ def test_the_gauges_of_steps_are_momentary_and_no_others() -> None:
         MFU,
         MEMORY_TRAFFIC_UTILIZATION,
         USAGE,
-    )  # by the collector, of steps
+    )  # written by the aggregator, from steps
     assert not broken(lambda m: m.expires == (m.record is Step or m in kept), gauges)
 
 

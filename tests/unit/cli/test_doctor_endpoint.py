@@ -15,8 +15,8 @@ from vllm_vitals.cli.doctor import CHECKS, endpoint
 from vllm_vitals.cli.doctor.finding import Status
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter
-from vllm_vitals.ingest.drain import Source
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_drainer import Source
+from vllm_vitals.ingest.step_queue import StepQueue
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in words, or for a moment
@@ -43,7 +43,7 @@ def free():
 
 @contextmanager
 def exporter(host, problem=None, ended=None):
-    problem = problem or host.feed.problem
+    problem = problem or host.drainer.problem
     made = PrometheusExporter(host.aggregator, host.settings.prometheus, problem, CollectorRegistry, ended)
     made.start()
     deadline = time.monotonic() + 20
@@ -100,7 +100,7 @@ def test_taken_by_another_web_server():
 def test_taken_by_ourselves_and_well(make_runtime, monkeypatch):
     monkeypatch.setattr(endpoint, "TIMEOUT_SECONDS", 20.0)
     host = make_runtime(prometheus={"host": LOCAL, "port": 0})
-    host.feed.attach(Source(Tap(16), lambda *_: None))
+    host.drainer.attach(Source(StepQueue(16), lambda *_: None))
     with exporter(host) as port:
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.WARN
@@ -112,7 +112,7 @@ def test_taken_by_ourselves_and_sick(make_runtime, monkeypatch):
     with exporter(make_runtime(prometheus={"host": LOCAL, "port": 0})) as port:  # its feeder was never started
         (finding,) = look("port", host=LOCAL, port=port)
     assert finding.status is Status.FAIL
-    assert "not ready: the feeder has ended" in finding.found
+    assert "not ready: the thread that reads steps has ended" in finding.found
 
 
 def test_taken_by_ourselves_alive_but_without_data(make_runtime, monkeypatch):

@@ -58,7 +58,9 @@ def test_each_engine_has_its_gpu_on_the_page(make_runtime):
     for _ in range(2):
         host.expose(
             "p",
-            lambda: PrometheusExporter(host.aggregator, host.settings.prometheus, host.feed.problem, CollectorRegistry),
+            lambda: PrometheusExporter(
+                host.aggregator, host.settings.prometheus, host.drainer.problem, CollectorRegistry
+            ),
         )
     while not host.exporters["p"].ports:  # type: ignore[attr-defined]
         time.sleep(0.01)
@@ -82,7 +84,7 @@ def test_sidecar_samples(tmp_path):
     sidecar = StepSidecar(settings, tmp_path / "s.sock")
     sidecar.start()
     try:
-        exporter: Any = sidecar._host.exporters["prometheus"]
+        exporter: Any = sidecar._server.exporters["prometheus"]
         while not exporter.ports:
             time.sleep(0.01)
         page = until_shown(exporter.ports[0], f'hw_status{{hw_id="{B}"')

@@ -74,7 +74,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_loggers_of_one_engine_client_count_each_step_once(vllm: FakeVllm) -> None:
     loggers = vllm.start("prometheus", "otlp")
     record(*loggers)
-    assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
+    assert [len(logger._queue.calls) for logger in loggers] == [1, 0]
     assert tokens(vllm) == 5
     assert set(vllm.host.exporters) == {"vitals_prometheus", "vitals_otlp"}
 
@@ -126,7 +126,7 @@ def test_the_engine_stays_known_when_its_logger_is_replaced(vllm: FakeVllm) -> N
     cache = SimpleNamespace(num_gpu_blocks=100, block_size=16)
     config = make_config(scheduler_config=SimpleNamespace(max_num_seqs=8), cache_config=cache)
     vllm.start(config=config)
-    vllm.host.feed.drain()
+    vllm.host.drainer.drain()
     newer = vllm.start(config=config)
     for _ in range(2):
         record(*newer)
@@ -280,7 +280,7 @@ def test_no_hook_raises_whatever_it_is_given(vllm: FakeVllm) -> None:
     loggers = vllm.start("prometheus", "otlp")
     for logger in loggers:
         call_everything(logger)
-    vllm.host.feed.drain()
+    vllm.host.drainer.drain()
     record(*loggers)
     assert tokens(vllm) == 5
 
@@ -355,9 +355,9 @@ def test_a_logger_without_an_endpoint_to_push_to_does_nothing(vllm: FakeVllm) ->
     (logger,) = vllm.start("otlp")
     call_everything(logger)
     record(logger)
-    assert not logger._tap.queue
+    assert not logger._queue.calls
     assert not vllm.host.exporters
-    assert vllm.host.feed.problem()
+    assert vllm.host.drainer.problem()
     assert tokens(vllm) is None
 
 
@@ -365,7 +365,7 @@ def test_a_logger_that_is_switched_off_does_nothing(vllm: FakeVllm, monkeypatch:
     monkeypatch.setenv("VITALS_PROMETHEUS__ENABLED", "false")
     (logger,) = vllm.start()
     record(logger)
-    assert (len(logger._tap.queue), vllm.host.exporters, tokens(vllm)) == (0, {}, None)
+    assert (len(logger._queue.calls), vllm.host.exporters, tokens(vllm)) == (0, {}, None)
 
 
 @PUSHING
@@ -459,9 +459,9 @@ def test_with_a_sidecar_steps_are_sent_and_nothing_is_exported_here(
         monkeypatch.setenv(name, value)
     loggers = vllm.start("prometheus", "otlp")
     record(*loggers)
-    assert [len(logger._tap.queue) for logger in loggers] == [1, 0]
+    assert [len(logger._queue.calls) for logger in loggers] == [1, 0]
     assert not vllm.host.exporters
-    vllm.host.feed.drain()
+    vllm.host.drainer.drain()
     assert Sight(vllm.host.aggregator)("vitals_steps_total", **ENGINE) is None
 
 

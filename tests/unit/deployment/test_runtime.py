@@ -45,17 +45,17 @@ class Exporter:
     def stop(self) -> None:
         self._note("stop")
 
-    def abandon(self) -> None:
-        self._note("abandon")
+    def after_fork_in_child(self) -> None:
+        self._note("after_fork_in_child")
 
 
-def record(tap: Any, tokens: int = 1) -> None:
+def record(queue: Any, tokens: int = 1) -> None:
     scheduler = SimpleNamespace(num_running_reqs=1, kv_cache_usage=0.25)
-    tap.record(scheduler, SimpleNamespace(num_generation_tokens=tokens), None, 0)
+    queue.record(scheduler, SimpleNamespace(num_generation_tokens=tokens), None, 0)
 
 
 def tokens(host: Runtime) -> float | None:
-    host.feed.drain()
+    host.drainer.drain()
     return Sight(host.aggregator).of_engine("vllm_tokens_generation_total")
 
 
@@ -84,7 +84,7 @@ def test_all_loggers_share_one_runtime(vllm: FakeVllm) -> None:
     host = vllm.host
     vllm.start("prometheus")
     assert vllm.host is host
-    assert [thread.name for thread in set(threading.enumerate()) - before].count("vitals-feeder") == 1
+    assert [thread.name for thread in set(threading.enumerate()) - before].count("vitals-drainer") == 1
 
 
 @pytest.mark.usefixtures("vllm")
@@ -101,10 +101,10 @@ def test_a_runtime_that_could_not_be_made_is_tried_again(monkeypatch: pytest.Mon
 
 def test_only_the_first_logger_of_a_client_has_a_tap(make_runtime: Any) -> None:
     host, config = make_runtime(), make_config()
-    taps = [host.attach(config, [0], owner, "1") for owner in (First, Second)]
-    for tap in taps:
-        record(tap)
-    assert taps[1] is runtimes.SILENT
+    queues = [host.attach(config, [0], owner, "1") for owner in (First, Second)]
+    for queue in queues:
+        record(queue)
+    assert queues[1] is runtimes.SILENT
     assert tokens(host) == 1
 
 
@@ -143,7 +143,7 @@ def test_a_first_logger_that_fails_does_not_silence_the_second(
 @pytest.mark.parametrize("failing", ["make", "start"])
 def test_a_first_logger_whose_exporter_fails_leaves_its_tap_to_the_client(make_runtime: Any, failing: str) -> None:
     host, config = make_runtime(), make_config()
-    tap = host.attach(config, [0], First, "1")
+    queue = host.attach(config, [0], First, "1")
 
     def make() -> Exporter:
         if failing == "make":
@@ -154,7 +154,7 @@ def test_a_first_logger_whose_exporter_fails_leaves_its_tap_to_the_client(make_r
         host.expose("first", make)
     other = host.attach(config, [0], Second, "1")
     host.expose("second", Exporter)
-    for each in (tap, other):
+    for each in (queue, other):
         record(each)
     assert tokens(host) == 1
 
@@ -170,7 +170,7 @@ def test_clients_that_are_gone_are_forgotten_and_what_they_left_counts(make_runt
     last = make_config()
     record(host.attach(last, [0], First, "1"))
     assert tokens(host) == 21
-    assert len(host.feed._sources) == 1
+    assert len(host.drainer._sources) == 1
 
 
 def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> None:
@@ -183,10 +183,10 @@ def test_a_new_client_takes_the_place_of_one_that_is_gone(make_runtime: Any) -> 
         scheduler_config=SimpleNamespace(max_num_seqs=16),
         cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16),
     )
-    tap = host.attach(config, [0], First, "1")
+    queue = host.attach(config, [0], First, "1")
     for _ in range(2):
-        record(tap)
-        host.feed.drain()
+        record(queue)
+        host.drainer.drain()
         sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_limit") == 16
         assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
@@ -204,7 +204,7 @@ def test_a_new_client_is_shown_before_its_first_step_though_another_went(make_ru
     config = make_config()
     host.attach(config, [0], First, "1")
     for _ in range(2):
-        host.feed.drain()
+        host.drainer.drain()
         host.aggregator.refresh()
         sight = Sight(host.aggregator)
         assert sight.of_engine("vllm_engine_requests_running") == 0
@@ -213,15 +213,15 @@ def test_a_new_client_is_shown_before_its_first_step_though_another_went(make_ru
 
 def test_a_client_that_shares_its_engine_with_one_that_goes_stays(make_runtime: Any) -> None:
     host, staying, going = make_runtime(), make_config(), make_config()
-    tap = host.attach(staying, [0], First, "1")
+    queue = host.attach(staying, [0], First, "1")
     host.attach(going, [0], First, "1")
     del going
     gc.collect()
     host.attach(other := make_config("other"), [0], First, "1")
-    record(tap)
-    host.feed.drain()
-    record(tap)
-    host.feed.drain()
+    record(queue)
+    host.drainer.drain()
+    record(queue)
+    host.drainer.drain()
     sight = Sight(host.aggregator)
     assert sight.of_engine("vllm_engine_requests_running") == 1
     assert sight.of_engine("vllm_engine_sleep", state="awake") == 1
@@ -273,12 +273,12 @@ def test_what_waits_counts_when_the_process_stops(make_runtime: Any) -> None:
             seen.append(Sight(host.aggregator).of_engine("vllm_tokens_generation_total"))
 
     config = make_config()
-    tap = host.attach(config, [0], First, "1")
+    queue = host.attach(config, [0], First, "1")
     host.expose("last", Last)
-    record(tap, 7)
+    record(queue, 7)
     host.stop()
     assert seen == [7]
-    assert host.feed.problem()
+    assert host.drainer.problem()
 
 
 def test_to_stop_twice_is_fine(make_runtime: Any) -> None:
@@ -291,7 +291,7 @@ def test_to_stop_twice_is_fine(make_runtime: Any) -> None:
 
 
 def test_a_broken_section_raises_where_it_is_needed() -> None:
-    host = Runtime(Settings(), {"otlp": ["VITALS_OTLP__TIMEOUT='soon': not a number"]})
+    host = Runtime(Settings(), broken={"otlp": ["VITALS_OTLP__TIMEOUT='soon': not a number"]})
     host.check("prometheus")
     with pytest.raises(SettingsError, match="VITALS_OTLP__TIMEOUT='soon': not a number"):
         host.check("otlp")
@@ -305,7 +305,7 @@ def test_a_wrong_convention_is_said_and_costs_only_itself(
     (line,) = said(caplog, logging.ERROR)
     for word in ("VITALS_GEN_AI__OPERATION_NAME=''", "at least 1", "gen_ai.operation_name"):
         assert word in line
-    record(logger._tap)
+    record(logger._queue)
     assert tokens(vllm.host) == 1
     assert set(vllm.host.exporters) == {"vitals_prometheus"}
     assert not vllm.host.settings.gen_ai.enabled

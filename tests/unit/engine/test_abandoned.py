@@ -23,21 +23,21 @@ def counted(steps: list[Step], told: float) -> int:
     return mine.take_new(told)
 
 
-def test_all_that_end_are_accounted_for() -> None:
+def test_finished_requests_are_not_abandoned() -> None:
     assert counted([at(1.0, 3, started=3), at(2.0, 0, ended=3)], told=10.0) == 0
 
 
-def test_those_that_are_missing_when_the_engine_is_idle_were_abandoned() -> None:
+def test_requests_missing_from_an_idle_engine_are_abandoned() -> None:
     assert counted([at(1.0, 3, started=3), at(2.0, 1), at(3.0, 0, ended=1)], told=10.0) == 2
 
 
-def test_it_is_exact_as_soon_as_all_is_told_of_an_engine_that_is_idle() -> None:
+def test_the_count_is_exact_once_all_steps_of_an_idle_engine_are_known() -> None:
     steps = [at(1.0, 3, started=3), at(3.0, 0)]
     assert counted(steps, told=2.99) == 0
     assert counted(steps, told=3.0) == 3
 
 
-def test_where_several_tell_it_is_exact_when_the_slowest_must_have_told() -> None:
+def test_with_several_servers_the_count_is_exact_after_the_maximum_skew() -> None:
     mine = Abandoned()
     for each in (at(1.0, 3, started=3), at(3.0, 0)):
         mine.add_step(each)
@@ -46,7 +46,7 @@ def test_where_several_tell_it_is_exact_when_the_slowest_must_have_told() -> Non
     assert mine.take_new(3.0 + MAX_SERVER_SKEW, MAX_SERVER_SKEW) == 3
 
 
-def test_each_is_counted_once_and_while_it_is_busy_too() -> None:
+def test_each_request_counts_once_also_in_a_busy_engine() -> None:
     mine = Abandoned()
     mine.add_step(at(1.0, 10, started=10))
     mine.add_step(at(2.0, 7, waiting=1))  # two left, one was preempted
@@ -56,7 +56,7 @@ def test_each_is_counted_once_and_while_it_is_busy_too() -> None:
     assert mine.take_new(10.0) == 3
 
 
-def test_an_end_that_another_process_tells_later_is_no_leaving() -> None:
+def test_an_end_reported_later_by_another_process_is_not_abandonment() -> None:
     mine = Abandoned()
     mine.add_step(at(1.0, 1, started=1))
     mine.add_step(at(2.0, 0))  # its end was sent to another server, which hears of it later
@@ -65,7 +65,7 @@ def test_an_end_that_another_process_tells_later_is_no_leaving() -> None:
     assert mine.take_new(10.0, MAX_SERVER_SKEW) == 0
 
 
-def test_who_starts_after_what_a_slow_process_tells_has_not_left() -> None:
+def test_requests_started_after_the_watermark_are_not_abandoned() -> None:
     mine = Abandoned()
     mine.add_step(at(10.0, 1, started=1))
     mine.add_step(at(10.5, 0))  # of a step before that: this process heard of it half a second late
@@ -74,7 +74,7 @@ def test_who_starts_after_what_a_slow_process_tells_has_not_left() -> None:
     assert mine.take_new(20.0, MAX_SERVER_SKEW) == 0
 
 
-def test_who_starts_and_ends_in_the_step_of_which_the_rest_is_not_told_yet_hides_nobody() -> None:
+def test_requests_that_start_and_end_in_a_partly_known_step_hide_no_abandonment() -> None:
     mine = Abandoned()
     mine.add_step(at(10.0, 0))
     assert mine.take_new(99.9, MAX_SERVER_SKEW) == 0
@@ -87,7 +87,7 @@ def test_who_starts_and_ends_in_the_step_of_which_the_rest_is_not_told_yet_hides
     assert mine.take_new(120.0, MAX_SERVER_SKEW) == 1
 
 
-def test_an_engine_of_which_the_latest_step_is_not_told_is_not_taken_to_be_idle() -> None:
+def test_an_engine_without_its_latest_step_does_not_count_as_idle() -> None:
     mine = Abandoned()
     mine.add_step(at(10.0, 0))
     mine.add_step(at(20.0, None, started=1))  # how many are in the engine only somebody knows who has not come yet
@@ -97,7 +97,7 @@ def test_an_engine_of_which_the_latest_step_is_not_told_is_not_taken_to_be_idle(
     assert mine.take_new(30.0) == 1
 
 
-def test_what_may_have_ended_unheard_is_never_counted_and_later_ones_are() -> None:
+def test_requests_that_may_have_ended_in_lost_steps_are_never_counted() -> None:
     mine = Abandoned()
     mine.add_step(at(1.0, 3, started=3))
     mine.mark_lost(2.5)  # one end is in what was lost, say
@@ -110,7 +110,7 @@ def test_what_may_have_ended_unheard_is_never_counted_and_later_ones_are() -> No
     assert mine.take_new(8.0) == 1
 
 
-def test_a_start_that_was_lost_hides_nobody_once_it_has_ended() -> None:
+def test_a_lost_start_hides_no_abandonment_after_its_end() -> None:
     mine = Abandoned()
     mine.add_step(at(1.0, 0))
     mine.mark_lost(2.0)
@@ -121,7 +121,7 @@ def test_a_start_that_was_lost_hides_nobody_once_it_has_ended() -> None:
     assert mine.take_new(8.0) == 2
 
 
-def test_requests_of_a_process_that_was_not_heard_before_hide_nobody_later() -> None:
+def test_requests_of_a_new_process_hide_no_later_abandonment() -> None:
     mine = Abandoned()
     mine.add_step(at(1.0, 0))
     assert mine.take_new(2.0) == 0
@@ -140,7 +140,7 @@ def test_a_pooling_request_has_ended_when_it_is_answered() -> None:
     assert counted(steps, told=10.0) == 0
 
 
-def test_requests_that_started_before_anybody_listened_hide_nothing_later() -> None:
+def test_requests_started_before_the_plugin_hide_no_later_abandonment() -> None:
     mine = Abandoned()
     assert mine.take_new(0.5) == 0
     mine.add_step(at(1.0, 0, ended=4))
@@ -158,7 +158,7 @@ def test_a_request_without_a_token_never_started() -> None:
     assert mine.take_new(10.0) == 1
 
 
-def test_it_is_a_lower_bound_at_all_times_and_exact_when_idle() -> None:
+def test_the_count_is_always_a_lower_bound_and_exact_when_idle() -> None:
     for seed in range(50):
         chance = random.Random(seed)
         mine, held, gone, said, clock = Abandoned(), 0, 0, 0, 0.0
@@ -185,7 +185,7 @@ def test_memory_stays_bounded() -> None:
     assert len(mine._slots) < 4 * MAX_SERVER_SKEW / SLOT_SECONDS
 
 
-def test_it_does_not_wait_for_somebody_who_is_behind_in_unbounded_room() -> None:
+def test_waiting_for_a_slow_process_uses_bounded_memory() -> None:
     mine = Abandoned()
     for index in range(2 * MAX_SLOTS):
         mine.add_step(at(index * SLOT_SECONDS, 1, started=1))
@@ -199,7 +199,7 @@ def test_it_does_not_wait_for_somebody_who_is_behind_in_unbounded_room() -> None
     assert mine.take_new(end + 20, MAX_SERVER_SKEW) == 1
 
 
-def test_the_collector_shows_it() -> None:
+def test_the_aggregator_shows_the_count() -> None:
     mine = collect(at(101.0, 3, started=3), at(102.0, 0, ended=1))
     assert Sight(mine)(ABANDONED, **ENGINE) in (None, 0.0)
     mine.flush(110.0)

@@ -37,13 +37,13 @@ def request(given: int | None, made: int | None, cached: int | None = 0) -> Fini
 # --- What is typical
 
 
-def test_the_first_requests_are_what_is_typical() -> None:
+def test_the_first_requests_are_typical() -> None:
     typical = TypicalRequest()
     typical.update(Requests([request(100, 50, 20), request(300, 150, 0)]))
     assert (typical.uncached_prompt_tokens, typical.total_tokens) == ((80 + 300) / 2, (150 + 450) / 2)
 
 
-def test_later_ones_weigh_by_their_number() -> None:
+def test_later_requests_weigh_by_their_number() -> None:
     typical = TypicalRequest()
     typical.update(Requests([request(100, 100)]))
     typical.update(Requests([request(200, 200)] * 100))
@@ -52,7 +52,7 @@ def test_later_ones_weigh_by_their_number() -> None:
 
 
 @pytest.mark.parametrize("useless", [request(None, 5), request(5, None), request(5, 0)])
-def test_requests_that_do_not_tell_or_made_nothing_are_left_out(useless: Finished) -> None:
+def test_requests_without_known_tokens_are_left_out(useless: Finished) -> None:
     typical = TypicalRequest()
     typical.update(Requests([useless]))
     assert typical.uncached_prompt_tokens is None
@@ -67,7 +67,7 @@ def prefilled(given: int, cached: int | None, prefill: float | None) -> Finished
     return Finished("stop", duration=100.0, input_tokens=given, cached_tokens=cached, prefill=prefill)
 
 
-def test_cached_tokens_spare_what_computing_them_would_have_taken() -> None:
+def test_cached_tokens_save_the_time_to_compute_them() -> None:
     mine = PrefillSpeed()
     cold = [prefilled(1000, 0, 0.5), prefilled(3000, 0, 1.5)]  # 2 s for 4000 tokens
     assert mine.saved_seconds(Requests(cold)) == 0.0
@@ -84,13 +84,13 @@ def test_the_speed_is_that_of_the_tokens_left_to_compute() -> None:
     [prefilled(1000, 990, 0.02), prefilled(1000, 0, None), prefilled(1000, 0, 0.0), prefilled(1000, 0, 1e9)],
     ids=["few left", "no time", "no time at all", "longer than it lived"],
 )
-def test_no_speed_is_learned_where_there_is_none(useless: Finished) -> None:
+def test_no_speed_is_learned_from_unsuitable_requests(useless: Finished) -> None:
     mine = PrefillSpeed()
     assert mine.saved_seconds(Requests([useless])) == 0.0
     assert mine.seconds_per_token is None
 
 
-def test_what_vllm_did_not_say_spares_nothing() -> None:
+def test_unknown_cached_tokens_save_nothing() -> None:
     mine = PrefillSpeed()
     mine.saved_seconds(Requests([prefilled(1000, 0, 1.0)]))
     assert mine.saved_seconds(Requests([prefilled(1000, None, 1.0)])) == 0.0
@@ -107,7 +107,7 @@ def trend(usages: list[float]) -> Trend:
     return made
 
 
-def test_a_steady_rise_tells_when_it_is_full() -> None:
+def test_a_steady_rise_gives_the_time_to_full() -> None:
     rising = trend([0.2 + 0.01 * second for second in range(20)])
     assert rising.seconds_to_full(19.0) == pytest.approx((1 - 0.39) / 0.01)
     assert rising.seconds_to_full(24.0) == pytest.approx((1 - 0.44) / 0.01)
@@ -125,11 +125,11 @@ def test_a_steady_rise_tells_when_it_is_full() -> None:
     ],
     ids=["flat", "falling", "waves", "slow", "few", "none"],
 )
-def test_what_does_not_fill_or_is_not_known_long_enough_tells_nothing(usages: list[float]) -> None:
+def test_no_forecast_without_a_rise_or_enough_points(usages: list[float]) -> None:
     assert trend(usages).seconds_to_full(float(len(usages))) is None
 
 
-def test_noise_and_wild_points_do_not_mislead() -> None:
+def test_noise_and_outliers_do_not_mislead() -> None:
     chance = random.Random(5)
     usages = [0.2 + 0.005 * second + chance.uniform(-0.02, 0.02) for second in range(60)]
     usages[10] = usages[30] = 0.99
@@ -151,7 +151,7 @@ def test_a_full_cache_is_full_now() -> None:
     assert trend([min(0.5 + 0.03 * second, 1.0) for second in range(20)]).seconds_to_full(30.0) == 0.0
 
 
-def test_nothing_is_foretold_once_many_have_left() -> None:
+def test_no_forecast_after_many_requests_left() -> None:
     rising = trend([0.2 + 0.03 * second for second in range(20)])
     assert rising.seconds_to_full(19.0) == pytest.approx((1 - 0.77) / 0.03)
     rising.add(19.1, 0.7)
@@ -185,7 +185,7 @@ def test_an_engine_is_as_full_as_the_fuller_of_its_limits(
     assert fill_level(step(running=running, kv_cache_usage=usage), 4, limited) == expected
 
 
-def test_saturation_forgets_by_its_memory() -> None:
+def test_saturation_decays_with_its_time_constant() -> None:
     mine = Saturation(0.0)
     mine.set_level(0.0, 1.0)
     assert mine.at(AVERAGING_SECONDS) == pytest.approx(1 - math.exp(-1))
@@ -194,7 +194,7 @@ def test_saturation_forgets_by_its_memory() -> None:
     assert mine.at(2 * AVERAGING_SECONDS) == mine.at(3 * AVERAGING_SECONDS)  # time does not run backwards
 
 
-def test_saturation_does_not_depend_on_how_often_it_is_told() -> None:
+def test_saturation_does_not_depend_on_the_number_of_steps() -> None:
     often, seldom = Saturation(0.0), Saturation(0.0)
     for clock in np.arange(0, 60, 0.01):
         often.set_level(float(clock), 0.6)
@@ -202,7 +202,7 @@ def test_saturation_does_not_depend_on_how_often_it_is_told() -> None:
     assert often.at(60.0) == pytest.approx(seldom.at(60.0))
 
 
-def test_an_idle_engine_comes_to_have_no_saturation_at_all() -> None:
+def test_the_saturation_of_an_idle_engine_reaches_0() -> None:
     mine = Saturation(0.0)
     mine.set_level(0.0, 1.0)
     mine.set_level(1000.0, 0.0)
@@ -218,7 +218,7 @@ def test_an_engine_that_has_little_to_do_keeps_its_saturation() -> None:
         assert mine.at(second + 60.0) > 0
 
 
-# --- In the collector
+# --- In the aggregator
 
 
 @pytest.fixture
@@ -229,20 +229,20 @@ def aggregator(monkeypatch: pytest.MonkeyPatch) -> Aggregator:
     return made
 
 
-def test_free_sequences_are_what_is_free_by_what_one_holds(aggregator: Aggregator) -> None:
+def test_free_sequences_are_free_tokens_by_typical_tokens(aggregator: Aggregator) -> None:
     ended = tuple(request(150, 50) for _ in range(5))
     feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25, finished=ended))
     assert Sight(aggregator)(FREE, **ENGINE) == 750 / 200
 
 
-def test_what_cannot_be_told_is_not_shown(aggregator: Aggregator) -> None:
+def test_unknown_headroom_has_no_series(aggregator: Aggregator) -> None:
     feed(aggregator, step(101.0, running=1, kv_cache_usage=0.25))
     see = Sight(aggregator)
     assert see(FREE, **ENGINE) is None
     assert see(FULL, **ENGINE) is None
 
 
-def test_the_time_to_full_goes_away_when_it_does_not_fill_any_more(aggregator: Aggregator) -> None:
+def test_the_time_to_full_disappears_when_the_cache_stops_filling(aggregator: Aggregator) -> None:
     for second in range(20):
         feed(aggregator, step(100.0 + second, running=1, kv_cache_usage=0.2 + 0.01 * second))
     aggregator.flush(119.0)

@@ -10,14 +10,14 @@ def look(imbalance: Imbalance, clock: float, **engines: tuple[float, float]) -> 
     return {compared: ratio for model, compared, ratio in imbalance.update(clock, loads) if model == "m"}
 
 
-def test_the_busiest_over_the_mean() -> None:
+def test_imbalance_is_the_busiest_over_the_mean() -> None:
     mine = Imbalance()
     assert look(mine, 0, a=(3, 100), b=(1, 900)) == {"running": 1.5, "tokens": None}  # nothing happened yet
     # running: means of 4 and 2 over two looks; tokens: 30 and 10 since the first look
     assert look(mine, 2, a=(5, 130), b=(3, 910)) == {"running": pytest.approx(4 / 3), "tokens": 1.5}
 
 
-def test_even_work_is_one_and_all_on_one_is_their_number() -> None:
+def test_imbalance_is_1_when_even_and_the_number_of_engines_at_worst() -> None:
     mine = Imbalance()
     look(mine, 0, a=(2, 0), b=(2, 0), c=(2, 0))
     assert look(mine, 1, a=(2, 7), b=(2, 7), c=(2, 7)) == {"running": 1.0, "tokens": 1.0}
@@ -26,7 +26,7 @@ def test_even_work_is_one_and_all_on_one_is_their_number() -> None:
     assert look(other, 1, a=(2, 7), b=(0, 0), c=(0, 0)) == {"running": 3.0, "tokens": 3.0}
 
 
-def test_what_was_before_the_window_does_not_count() -> None:
+def test_work_before_the_window_does_not_count() -> None:
     mine = Imbalance()
     look(mine, 0, a=(9, 0), b=(0, 0))
     look(mine, 1, a=(1, 900), b=(1, 0))
@@ -42,7 +42,7 @@ def test_no_work_and_one_engine_have_nothing_to_compare() -> None:
     assert look(mine, 5) == {}
 
 
-def test_an_engine_that_is_new_begins_with_what_it_has() -> None:
+def test_a_new_engine_starts_from_its_first_sample() -> None:
     mine = Imbalance()
     look(mine, 0, a=(1, 100))
     look(mine, 1, a=(1, 150), b=(1, 1000))

@@ -37,7 +37,7 @@ LIMITERS = LIMITED.labels[0].values
         ({"running": 3, "waiting": 1}, None, None, "token_budget"),
     ],
 )
-def test_what_limits_is_told_from_what_waits_and_what_is_full(
+def test_the_limiter_follows_from_waiting_requests_and_full_resources(
     fields: dict[str, Any], free: float | None, need: float | None, expected: str
 ) -> None:
     assert limiter(step(**fields), 4, free, need) == expected
@@ -57,11 +57,11 @@ def test_without_a_known_limit_the_batch_is_never_full() -> None:
         (2, EndedRequests(1, 400), "token_budget"),
     ],
 )
-def test_what_ended_in_a_step_was_in_its_batch(running: int, ended: EndedRequests, expected: str) -> None:
+def test_requests_that_ended_in_a_step_were_in_its_batch(running: int, ended: EndedRequests, expected: str) -> None:
     assert limiter(step(running=running, waiting=1), 4, 500.0, 100.0, ended) == expected
 
 
-def test_what_ended_held_its_tokens_unless_they_were_cached() -> None:
+def test_ended_requests_held_their_uncached_tokens() -> None:
     ended = [
         Finished("stop", input_tokens=300, cached_tokens=100, output_tokens=50),
         Finished("length", input_tokens=None, output_tokens=7),
@@ -74,7 +74,7 @@ def test_what_ended_held_its_tokens_unless_they_were_cached() -> None:
     assert EndedRequests(2, 10).plus(ended) == EndedRequests(2 + 5, 10 + 250 + 7 + 1 + 20 + 40)
 
 
-def test_each_second_belongs_to_what_was_said_before_it() -> None:
+def test_each_second_belongs_to_the_state_before_it() -> None:
     mine = Limiter(10.0)
     mine.set_state(12.0, "none")
     mine.set_state(12.5, "kv_cache")
@@ -85,7 +85,7 @@ def test_each_second_belongs_to_what_was_said_before_it() -> None:
     assert mine.seconds == {"idle": 2.0 + 5.0, "none": 0.5, "kv_cache": 2.5}
 
 
-def test_asleep_lasts_until_it_is_woken_or_makes_a_step() -> None:
+def test_asleep_lasts_until_the_engine_wakes_up_or_makes_a_step() -> None:
     mine = Limiter(0.0)
     mine.set_state(1.0, "none")
     mine.set_asleep(2.0, asleep=True)
@@ -110,7 +110,7 @@ def seconds(aggregator: Aggregator) -> dict[str, float]:
     return {name: value for name, value in found.items() if value}
 
 
-def test_all_time_since_the_start_is_counted_up_to_what_was_told(clock: Clock) -> None:
+def test_all_time_is_counted_up_to_the_watermark(clock: Clock) -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=2, kv_cache_tokens=1000))
     feed(mine, step(101.0, running=1), step(102.0, running=2, waiting=3), step(104.5, running=2, waiting=3))
@@ -125,7 +125,7 @@ def test_all_time_since_the_start_is_counted_up_to_what_was_told(clock: Clock) -
     assert sum(seconds(mine).values()) == pytest.approx(18.0)
 
 
-def test_what_finished_requests_needed_tells_whether_the_cache_has_room(clock: Clock) -> None:
+def test_the_typical_request_decides_whether_the_cache_has_room(clock: Clock) -> None:
     mine = Aggregator(Settings())
     ended = tuple(Finished("stop", input_tokens=400, cached_tokens=100, output_tokens=50) for _ in range(3))
     feed(mine, facts(max_num_seqs=8, kv_cache_tokens=1000), step(101.0, running=1, finished=ended))
@@ -137,7 +137,7 @@ def test_what_finished_requests_needed_tells_whether_the_cache_has_room(clock: C
     assert clock.now == 100.0
 
 
-def test_a_batch_that_requests_leave_at_every_step_is_full_all_the_same(clock: Clock) -> None:
+def test_a_batch_that_requests_leave_at_every_step_is_full(clock: Clock) -> None:
     mine = Aggregator(Settings())
     one = Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=150)
     feed(mine, facts(max_num_seqs=3, kv_cache_tokens=1000), step(101.0, running=1, finished=(one,)))
@@ -153,7 +153,7 @@ def test_a_batch_that_requests_leave_at_every_step_is_full_all_the_same(clock: C
     assert clock.now == 100.0
 
 
-def test_preempted_requests_need_room_for_what_they_generated_too(clock: Clock) -> None:
+def test_preempted_requests_need_room_for_their_generated_tokens_too(clock: Clock) -> None:
     mine = Aggregator(Settings())
     ended = (Finished("stop", input_tokens=300, cached_tokens=0, output_tokens=300),)
     feed(mine, facts(max_num_seqs=8, kv_cache_tokens=1000), step(101.0, running=2, finished=ended))
@@ -185,7 +185,7 @@ def floats(values: list[float]) -> Floats:
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_comes_to_an_idle_engine_is_work_before_its_first_step_has_ended() -> None:
+def test_an_idle_engine_works_before_its_first_step_has_ended() -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4))
     feed(mine, step(103.0, running=1, first_token_latencies=floats([2.0, 1.5])), step(104.0, running=0))
@@ -198,7 +198,7 @@ def test_what_comes_to_an_idle_engine_is_work_before_its_first_step_has_ended() 
 
 
 @pytest.mark.usefixtures("clock")
-def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> None:
+def test_single_step_work_counts_although_time_was_settled_meanwhile() -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4), answered(102.0, took=1.0))
     mine.flush(102.75)
@@ -211,7 +211,7 @@ def test_work_of_single_steps_is_counted_though_time_was_told_meanwhile() -> Non
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("others", "busy"), [([], 0.25), ([1.0], 3.25)])
-def test_what_the_api_server_does_before_is_no_work_of_the_engine(others: list[float], busy: float) -> None:
+def test_time_in_the_api_server_is_no_work_of_the_engine(others: list[float], busy: float) -> None:
     """Three seconds for an image, say; only of what goes on it is not known how long it was in the engine."""
     mine = Aggregator(Settings())
     one = Finished("length", duration=3.25, queue=0.0625, prefill=0.1875, inference=0.1875, output_tokens=1)
@@ -222,7 +222,7 @@ def test_what_the_api_server_does_before_is_no_work_of_the_engine(others: list[f
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
+def test_a_pooling_engine_works_although_no_step_leaves_requests() -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=32))
     ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=50, output_tokens=0) for _ in range(8))
@@ -238,7 +238,7 @@ def test_what_pools_is_at_work_though_no_step_ever_leaves_anything() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("interval", [0.5, 20.0])
 @pytest.mark.parametrize("apart", [-0.001, 0.001])
-def test_outputs_that_another_server_tells_of_belong_to_the_nearest_step(apart: float, interval: float) -> None:
+def test_outputs_of_another_server_belong_to_the_nearest_step(apart: float, interval: float) -> None:
     mine, rounds = Aggregator(Settings()), 20
     feed(mine, facts(max_num_seqs=4))
     for clock in (100.0 + interval * number for number in range(1, rounds + 1)):
@@ -252,7 +252,7 @@ def test_outputs_that_another_server_tells_of_belong_to_the_nearest_step(apart: 
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_ended_is_in_the_batch_of_the_nearest_step_only() -> None:
+def test_ended_requests_are_in_the_batch_of_the_nearest_step_only() -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(max_num_seqs=4))
     ended = tuple(Finished("stop", duration=0.5, prefill=0.5, input_tokens=5, output_tokens=9) for _ in range(2))
@@ -267,7 +267,7 @@ def test_what_ended_is_in_the_batch_of_the_nearest_step_only() -> None:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("took", [float("nan"), -1.0, 0.0, 1e9, float("inf")])
-def test_no_latency_that_cannot_be_makes_an_idle_engine_busy(took: float) -> None:
+def test_no_impossible_latency_makes_an_idle_engine_busy(took: float) -> None:
     mine = Aggregator(Settings())
     feed(mine, facts(), step(103.0, running=0, first_token_latencies=floats([took])))
     mine.flush(105.0)

@@ -69,7 +69,7 @@ def table() -> dict[str, Signals]:
     return {name: signals(*case) for name, case in CASES.items()}
 
 
-def test_saturation_tells_what_each_of_the_others_misses(table: dict[str, Signals]) -> None:
+def test_saturation_shows_what_each_other_signal_misses(table: dict[str, Signals]) -> None:
     assert table["half loaded"].saturation < 0.5
     for name in ("batch full, short prompts", "KV cache full, long prompts", "prompts outrun the step"):
         assert table[name].saturation > 0.95, name

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.nvml import stub
 from tests.unit.nvml.stub import EVERY_LINK, GIB
 from vllm_vitals.gpu.nvml import Nvml
@@ -292,9 +293,10 @@ def test_library_is_shut_down_as_often_as_it_is_opened(driver, nvml):
     assert driver.opened() == (2, 2)
 
 
-def test_pause_comes_between_calls(driver, nvml):
+def test_checkpoints_come_between_calls(driver, nvml):
     driver.plug(0)
     nvml.open()
-    pauses = []
-    nvml.device(A).read(100.0, lambda: pauses.append(1))
-    assert len(pauses) > 15
+    rests = []
+    with at_checkpoints(lambda: rests.append(1)):
+        nvml.device(A).read(100.0)
+    assert len(rests) > 15

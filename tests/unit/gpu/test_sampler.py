@@ -115,7 +115,7 @@ def test_driver_that_hangs_does_not_keep_the_end_up():
 
 def test_sampler_that_was_never_started_can_be_stopped_and_abandoned():
     made = sampler(Sink(), 1.0)
-    made.abandon()
+    made.after_fork_in_child()
     made.stop()
 
 
@@ -293,7 +293,7 @@ def test_child_of_a_fork_may_sample_anew(tmp_path, monkeypatch):
     if not child:
         outcome = 1
         try:
-            made.abandon()
+            made.after_fork_in_child()
             outcome = 0 if power_of_first(sampler(of_child, 0.1, environ={}), of_child) == 412.5 else 2
         finally:
             os._exit(outcome)

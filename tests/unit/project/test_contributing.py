@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import VERSIONED
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+UNIT = Path(__file__).parents[1]
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "src" / "vllm_vitals"
@@ -45,3 +48,10 @@ def test_each_path_is_there(section: str) -> None:
     for path in paths:
         where = ROOT if path.startswith("src/") else PACKAGE
         assert (where / path).exists(), path
+
+
+def test_the_tests_that_depend_on_versions_are_there() -> None:
+    for package, names in VERSIONED.items():
+        there = {path.stem.removeprefix("test_") for path in (UNIT / package).glob("test_*.py")}
+        assert there
+        assert there >= set(names), package

@@ -12,7 +12,7 @@ from vllm_vitals.config import load as configuration
 from vllm_vitals.config import otel_env as standard
 from vllm_vitals.exporters.otlp import exporter, grpc_transport, line, reply, response
 from vllm_vitals.exporters.prometheus import limits
-from vllm_vitals.ingest import step_queue as tap
+from vllm_vitals.ingest import step_queue as queue
 from vllm_vitals.records import step
 from vllm_vitals.store import store
 from vllm_vitals.transport import frames, receiver, room, session
@@ -71,7 +71,7 @@ BOUNDS = {
         f"{page.LONGEST_LINE:,} characters",
     ],
     "Series with labels that are made up": [size(totals.MOST_HELD)],
-    "Time | `otlp.timeout`": [seconds(exporter.PATIENCE)],
+    "Time | `otlp.timeout`": [seconds(exporter.NATIVE_WAIT_SECONDS)],
     "Bytes of a push's answer": [size(line.MOST_RECEIVED)],
     "Heads over HTTP": [
         size(reply.MOST_HEAD), f"{size(reply.LONGEST_LINE)} for a line", f"{reply.MOST_INFORMATIONAL - 1} responses",
@@ -80,8 +80,8 @@ BOUNDS = {
     "Message over gRPC": [size(grpc_transport.MAX_MESSAGE_BYTES), size(response.MAX_PARSED_BYTES)],
     "Words: reason": [f"{redact.MOST_SEARCHED:,} characters", f"{response.MAX_SHOWN} are logged"],
     "Secrets that it sends back": [f"any {redact.FRAGMENT} characters", f"from {redact.LEAST_SECRET} characters"],
-    "Kinds of failures": [f"{exporter.MOST_KINDS} failures", f"{exporter.MOST_KINDS} remarks"],
-    "The pause": [seconds(exporter.LONGEST_PAUSE)],
+    "Kinds of failures": [f"{exporter.MAX_LOGGED_KINDS} failures", f"{exporter.MAX_LOGGED_KINDS} remarks"],
+    "The pause": [seconds(exporter.MAX_PAUSE_SECONDS)],
     "The path of a socket": [f"{directory.LONGEST_PATH} bytes"],
     "Connections to a collector": [str(inspect.signature(receiver.Receiver).parameters["most"].default)],
     "A connection that says nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
@@ -91,7 +91,7 @@ BOUNDS = {
     "The names of a model": [f"{step.LONGEST_NAME} characters"],
     "A label value": [f"{labels.LONGEST_LABEL} characters"],
     "Values of one label": [f"{store.MAX_SCOPES} pairs"],
-    "Reasons of rejections": [str(tap.MOST_REASONS)],
+    "Reasons of rejections": [str(queue.MAX_REASONS)],
     "A request's id": [f"{finished.LONGEST_ID} characters", f"{aggregator.EXEMPLAR_LENGTH} in an exemplar"],
     "A number": [f"2^{metric.MAX_COUNT.hex().partition('p+')[2]}", f"{metric.MAX_LATENCY_SECONDS / 86400:g} days", f"10^{len(f'{metric.MAX_JOULES:.0f}') - 1} J"],
     "Positions in a draft": [f"{reader.MOST_POSITIONS} are read", f"{cache.MAX_POSITIONS} have"],

@@ -44,7 +44,7 @@ def attributed(of: Slo, late: Finished, *before: Finished) -> str:
      (spent(queue=36, decode=0, tokens=1), "queue"),
      (spent(prefill=36, decode=0, tokens=1), "prefill")],
 )  # fmt: skip
-def test_a_long_request_is_due_to_the_phase_that_went_most_beyond_the_usual(late: Finished, phase: str) -> None:
+def test_a_miss_is_attributed_to_the_phase_with_the_largest_excess(late: Finished, phase: str) -> None:
     assert attributed(slo(e2e=35), late, spent()) == phase
 
 
@@ -59,7 +59,7 @@ def test_a_long_request_is_due_to_the_phase_that_went_most_beyond_the_usual(late
      (spent(prefill=40, decode=0, prompt=10_000, tokens=1), "prefill"),
      (spent(prefill=40, decode=0, queue=6, prompt=10_000, tokens=1), "queue")],  # 5.17 s and 5.91 s
 )  # fmt: skip
-def test_a_request_too_long_for_its_limit_is_due_to_what_makes_it_long_unless_more_was_lost_elsewhere(
+def test_a_request_too_large_for_its_limit_is_attributed_to_the_phase_that_it_lengthens(
     late: Finished, phase: str
 ) -> None:
     assert attributed(slo(e2e=35), late, spent()) == phase
@@ -76,18 +76,18 @@ def test_a_request_too_long_for_its_limit_is_due_to_what_makes_it_long_unless_mo
      (spent(queue=0.2, prefill=2, prompt=500), "prefill"),  # 0.11 s and 0.18 s too much
      (spent(queue=0.3, prefill=2, prompt=500), "queue")],  # 0.21 s and 0.18 s
 )  # fmt: skip
-def test_a_late_first_token_is_due_to_the_phase_before_it_that_went_most_beyond_the_usual(
+def test_a_late_first_token_is_attributed_to_the_phase_before_it_with_the_largest_excess(
     late: Finished, phase: str
 ) -> None:
     assert attributed(slo(ttft=2), late, spent()) == phase
 
 
 @pytest.mark.parametrize("late", [spent(queue=10, prompt=None), spent(queue=10, tokens=None)])
-def test_without_its_length_there_is_no_telling_what_a_request_usually_takes(late: Finished) -> None:
+def test_without_token_counts_there_is_no_attribution(late: Finished) -> None:
     assert attributed(slo(e2e=35), late, spent()) == "unknown"
 
 
-def test_how_much_came_after_it_does_not_matter_to_the_first_token() -> None:
+def test_later_tokens_do_not_matter_to_the_first_token() -> None:
     late = spent(queue=4.5, tokens=None)
     assert verdict(slo(ttft=2), late) == "bad"
     assert attributed(slo(ttft=2), late, spent()) == "queue"
@@ -100,29 +100,29 @@ def test_how_much_came_after_it_does_not_matter_to_the_first_token() -> None:
      [Finished("stop", duration=30.6, queue=0.1, prefill=math.nan, decode=30.0, input_tokens=100, output_tokens=31)]],
     ids=["none", "abort", "error", "no prompt tokens", "no tokens", "no prefill", "prefill nan"],
 )  # fmt: skip
-def test_the_longest_phase_is_to_blame_before_a_good_request_has_told_what_is_usual(before: list[Finished]) -> None:
+def test_without_a_baseline_the_longest_phase_is_taken(before: list[Finished]) -> None:
     assert attributed(slo(e2e=35, errors="ignore"), spent(queue=10), *before) == "decode"
     assert attributed(slo(e2e=35, errors="ignore"), spent(queue=10), *before, spent()) == "queue"
 
 
-def test_what_is_good_later_is_not_usual_yet() -> None:
+def test_later_good_requests_are_not_in_the_baseline() -> None:
     late = spent(queue=10)
     assert violations(slo(e2e=35), late, spent(), late, spent()) == {("e2e", "decode"): 1, ("e2e", "queue"): 1}
 
 
-def test_bad_requests_do_not_become_usual() -> None:
+def test_bad_requests_are_not_in_the_baseline() -> None:
     late = spent(queue=10)
     assert violations(slo(e2e=35), spent(), *[late] * 1000) == {("e2e", "queue"): 1000}
 
 
-def test_an_abort_that_is_judged_good_is_as_usual_as_any() -> None:
+def test_an_abort_judged_good_is_in_the_baseline() -> None:
     of = slo(e2e=35, aborts="judge")
     assert attributed(of, spent(queue=10), spent(reason="abort")) == "queue"
     cut_off = Finished("abort", duration=1.0, queue=1.0, output_tokens=0)
     assert attributed(of, spent(queue=10), cut_off) == "decode"
 
 
-def test_after_requests_of_one_token_all_of_decode_is_more_than_usual() -> None:
+def test_after_requests_of_one_token_all_of_decode_is_excess() -> None:
     of, one = slo(e2e=35), spent(decode=0, tokens=1)
     assert attributed(of, spent(queue=10), one) == "decode"
     assert attributed(of, spent(queue=36, decode=0, tokens=1), one) == "queue"
@@ -145,7 +145,7 @@ def sums(*requests: Finished) -> list[list[float]]:
     return found.reshape(2, 4).tolist()
 
 
-def test_usual_is_the_mean_of_the_latest_good_requests_by_what_each_phase_is_in_proportion_to() -> None:
+def test_the_baseline_is_the_mean_of_the_latest_good_requests_by_size() -> None:
     first, second = spent(), spent(queue=0.4, prefill=2.6, decode=8.0, frontend=0.3, prompt=500, tokens=5)
     faded = math.exp(-1 / 200)
     assert sums(first, second) == [
@@ -154,7 +154,7 @@ def test_usual_is_the_mean_of_the_latest_good_requests_by_what_each_phase_is_in_
     ]
 
 
-def test_what_is_usual_follows_the_last_two_hundred_and_does_not_grow() -> None:
+def test_the_baseline_follows_the_last_200_requests_and_does_not_grow() -> None:
     seconds, count = sums(*[spent(queue=1)] * 1000, *[spent(queue=2)] * 1000)
     assert count[0] == pytest.approx(1 / (1 - math.exp(-1 / 200)), rel=1e-4)  # 200.5
     assert seconds[0] / count[0] == pytest.approx(2 - math.exp(-5) * (1 - math.exp(-5)) / (1 - math.exp(-10)))
@@ -168,7 +168,7 @@ def test_what_is_usual_follows_the_last_two_hundred_and_does_not_grow() -> None:
      ({"queue": 2.0, "prefill": 2.0, "duration": 8.5}, "queue"),
      ({"queue": 0.0, "prefill": 1.5, "duration": 7.0}, "prefill")],
 )  # fmt: skip
-def test_where_none_was_good_a_late_first_token_is_due_to_the_longest_phase_before_it(
+def test_without_a_baseline_a_late_first_token_is_attributed_to_the_longest_phase_before_it(
     times: dict[str, float], phase: str
 ) -> None:
     assert violations(slo(ttft=0.1), request(**times)) == {("ttft", phase): 1}
@@ -179,16 +179,18 @@ def test_where_none_was_good_a_late_first_token_is_due_to_the_longest_phase_befo
     [({}, "decode"), ({"queue": 5.0, "duration": 11.5}, "queue"), ({"prefill": 5.0, "duration": 10.5}, "prefill"),
      ({"duration": 12.0}, "frontend"), ({"queue": 4.0, "duration": 10.5}, "queue")],
 )  # fmt: skip
-def test_where_none_was_good_a_long_request_is_due_to_its_longest_phase(times: dict[str, float], phase: str) -> None:
+def test_without_a_baseline_a_long_request_is_attributed_to_its_longest_phase(
+    times: dict[str, float], phase: str
+) -> None:
     assert violations(slo(e2e=0.1), request(**times)) == {("e2e", phase): 1}
 
 
-def test_slow_tokens_are_due_to_decode() -> None:
+def test_slow_tokens_are_attributed_to_decode() -> None:
     assert violations(slo(tpot=0.9), request(queue=5.0, duration=11.5)) == {("tpot", "decode"): 1}
     assert attributed(slo(tpot=1.1), spent(queue=500, decode=40), spent()) == "decode"
 
 
-def test_each_limit_that_is_missed_counts_and_the_request_once() -> None:
+def test_each_missed_limit_counts_and_the_request_once() -> None:
     found = counted([slo(ttft=1, tpot=0.5, e2e=7)], request(), request(output_tokens=9))
     assert found["violations"] == {
         ("a", "ttft", "prefill"): 2, ("a", "tpot", "decode"): 1, ("a", "e2e", "decode"): 2,
@@ -197,14 +199,14 @@ def test_each_limit_that_is_missed_counts_and_the_request_once() -> None:
 
 
 @pytest.mark.parametrize("lost", [{"queue": None}, {"prefill": None}, {"queue": math.inf}, {"prefill": -1.0}])
-def test_a_miss_whose_parts_are_not_known_has_no_phase(lost: dict[str, Any]) -> None:
+def test_a_miss_with_unknown_phases_has_no_phase(lost: dict[str, Any]) -> None:
     both = slo(ttft=1, e2e=1)
     assert violations(both, request(**lost)) == {("ttft", "unknown"): 1, ("e2e", "unknown"): 1}
     good = request(queue=0.1, prefill=0.1, decode=0.1, duration=0.4)
     assert violations(both, good, request(**lost)) == {("ttft", "unknown"): 1, ("e2e", "unknown"): 1}
 
 
-def test_more_than_are_judged_at_a_time_are_counted_as_if_they_came_one_by_one() -> None:
+def test_more_than_one_batch_counts_like_single_requests() -> None:
     late = spent(queue=10)
     aggregator = collect(facts(), slos=[{"name": "a", "target": 0.9, "e2e": 35}])
     aggregator.add([finished(late, spent(), *[late] * (2 * BATCH_VERDICTS))])
@@ -214,7 +216,7 @@ def test_more_than_are_judged_at_a_time_are_counted_as_if_they_came_one_by_one()
     assert see.of_engine("vllm_slo_requests_total", slo="a", outcome="good") == 1
 
 
-def test_what_is_usual_is_an_engines_own_and_ends_with_it() -> None:
+def test_the_baseline_belongs_to_its_engine_and_ends_with_it() -> None:
     known, late = Facts(MODEL, "0"), finished(spent(queue=10))
 
     def counts(*records: Any) -> tuple[float | None, float | None]:

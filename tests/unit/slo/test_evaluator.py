@@ -37,16 +37,16 @@ def test_the_first_token_of_a_request_of_one_token_is_its_last() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
-def test_too_few_tokens_for_a_time_between_them_meet_any_limit_on_it(tokens: int) -> None:
+def test_requests_of_one_token_meet_any_tpot(tokens: int) -> None:
     assert verdict(slo(tpot=0.001), request(output_tokens=tokens, decode=0.0, duration=3.5)) == "good"
 
 
-def test_a_first_token_that_seems_to_come_before_the_request_came_at_once() -> None:
+def test_a_negative_time_to_first_token_counts_as_0() -> None:
     """The duration and the phases are measured on different clocks."""
     assert verdict(slo(ttft=0.001), request(duration=3.9, queue=0.0, prefill=0.0)) == "good"
 
 
-def test_all_limits_have_to_be_met_by_the_same_request() -> None:
+def test_a_good_request_meets_all_limits() -> None:
     both = slo(ttft=2.0, e2e=8.0)
     slow_start, slow_end = request(), request(duration=9.0, queue=0.5, prefill=1.0, decode=7.0)
     quick = request(duration=6.0, prefill=0.5)
@@ -63,7 +63,7 @@ def test_tokens_are_those_generated_for_good_and_for_bad_requests() -> None:
     assert found == {("a", "good"): 16, ("a", "bad"): 7}
 
 
-def test_a_number_of_tokens_that_is_not_known_adds_none() -> None:
+def test_unknown_tokens_add_none() -> None:
     found = counted([slo(e2e=8.0)], request(output_tokens=None), request(output_tokens=math.nan), request())
     assert found["requests"] == {("a", "good"): 3}
     assert found["tokens"] == {("a", "good"): 5}
@@ -73,24 +73,24 @@ def test_a_number_of_tokens_that_is_not_known_adds_none() -> None:
 
 
 @pytest.mark.parametrize("lost", [None, math.nan, math.inf, -1.0, 1e9])
-def test_a_duration_that_is_not_known_or_cannot_be_true_excludes(lost: float | None) -> None:
+def test_an_unknown_or_impossible_duration_excludes(lost: float | None) -> None:
     assert verdict(slo(e2e=8), request(duration=lost)) == "unknown"
     assert verdict(slo(ttft=8), request(duration=lost)) == "unknown"
     assert verdict(slo(tpot=8), request(duration=lost)) in ("good", "unknown")
 
 
 @pytest.mark.parametrize("lost", [None, math.nan, -1.0, 9.0])
-def test_decode_that_is_not_known_or_longer_than_the_request_excludes(lost: float | None) -> None:
+def test_unknown_or_impossible_decode_excludes(lost: float | None) -> None:
     assert verdict(slo(ttft=8), request(decode=lost)) == "unknown"
     assert verdict(slo(tpot=8), request(decode=lost)) == "unknown"
     assert verdict(slo(e2e=8), request(decode=lost)) == "good"
 
 
-def test_what_is_not_known_and_not_limited_does_not_matter() -> None:
+def test_an_unknown_time_without_a_limit_does_not_matter() -> None:
     assert verdict(slo(e2e=8), Finished("stop", duration=7.5)) == "good"
 
 
-def test_one_miss_is_enough_whatever_else_is_not_known() -> None:
+def test_one_miss_is_enough_even_if_other_times_are_unknown() -> None:
     assert verdict(slo(ttft=8, e2e=7), request(decode=None)) == "bad"
     assert violations(slo(ttft=8, e2e=7), request(decode=None)) == {("e2e", "unknown"): 1}
 
@@ -123,7 +123,7 @@ def test_aborts(aborts: str, quick: str, slow: str) -> None:
 
 
 @pytest.mark.parametrize(("waited", "outcome"), [(0.9, "unknown"), (1.0, "unknown"), (1.1, "bad")])
-def test_who_was_cut_off_without_a_token_missed_what_it_waited_longer_for(waited: float, outcome: str) -> None:
+def test_an_abort_without_a_token_misses_ttft_if_it_waited_longer(waited: float, outcome: str) -> None:
     cut_off = Finished("abort", duration=waited, queue=0.5, output_tokens=0)
     assert verdict(slo(ttft=1, aborts="judge"), cut_off) == outcome
     assert verdict(slo(tpot=1, aborts="judge"), cut_off) == "good"
@@ -160,7 +160,7 @@ def test_finish_reasons() -> None:
     assert {verdict(slo(e2e=8), request(reason)) for reason in ("repetition", "unknown", "never heard of")} == {"good"}
 
 
-def test_what_is_filtered_out_is_not_excluded_either() -> None:
+def test_filtered_requests_are_not_excluded_either() -> None:
     of = slo(e2e=8, prompt_tokens=[0, 50])
     found = counted([of], request("abort"), request("error"), request(duration=None), request(duration=99.0))
     assert not any(found.values())
@@ -230,7 +230,7 @@ def test_finished_requests_are_counted_where_they_finish() -> None:
     assert see.of_engine("vllm_slo_violations_total", slo="bulk", objective="e2e", phase="decode") == 2
 
 
-def test_what_finished_many_at_a_time_is_all_counted() -> None:
+def test_many_requests_at_a_time_are_all_counted() -> None:
     aggregator = collect(facts(), slos=TWO)
     for _ in range(10):
         aggregator.add([finished(*(request() for _ in range(50))) for _ in range(3)])
@@ -243,12 +243,12 @@ def test_counts_outlive_a_restart_of_the_engine() -> None:
     assert see.of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 2
 
 
-def test_an_engine_that_nobody_announced_counts_too() -> None:
+def test_an_engine_without_facts_counts_too() -> None:
     see = Sight(collect(finished(request()), slos=TWO))
     assert see.of_engine("vllm_slo_requests_total", slo="chat", outcome="good") == 1
 
 
-def test_as_many_slos_as_are_allowed_are_all_counted() -> None:
+def test_the_maximum_number_of_slos_is_counted() -> None:
     slos = [{"name": f"slo-{number}", "target": 0.5, "e2e": number + 1} for number in range(32)]
     see = Sight(collect(facts(), finished(request()), slos=slos))
     outcomes = [see.of_engine("vllm_slo_requests_total", slo=each["name"], outcome="good") for each in slos]
@@ -256,7 +256,7 @@ def test_as_many_slos_as_are_allowed_are_all_counted() -> None:
     assert not [each for each in see.labels("vllm_slo_requests_total") if each["slo"] == "_other"]
 
 
-def test_a_judge_that_fails_costs_the_other_metrics_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_evaluator_costs_the_other_metrics_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: Any) -> Any:
         raise RuntimeError("boom")
 
@@ -266,6 +266,6 @@ def test_a_judge_that_fails_costs_the_other_metrics_nothing(monkeypatch: pytest.
     assert see("vitals_errors_total", process="0", stage="collect") == 1
 
 
-def test_the_collector_is_made_of_settings_with_slos() -> None:
+def test_only_settings_with_slos_make_an_evaluator() -> None:
     assert Aggregator(Settings(slos=TWO))._slo_evaluator is not None  # type: ignore[arg-type]
     assert Aggregator(Settings())._slo_evaluator is None

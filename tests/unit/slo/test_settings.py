@@ -102,7 +102,7 @@ def test_a_wrong_slo_gets_a_line_with_what_is_wrong_and_what_is_allowed(
 
 
 @pytest.mark.parametrize("lacking", ["name", "target"])
-def test_what_lacks_is_named(lacking: str) -> None:
+def test_missing_keys_are_named(lacking: str) -> None:
     line = problem({key: value for key, value in CHAT.items() if key != lacking})
     assert "required" in line
     assert f"slos.0.{lacking}" in line
@@ -127,7 +127,7 @@ def test_two_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "words"), [("chat", "valid list"), ("[", "JSON"), ("{}", "valid list"), ("[1]", "slos.0")]
 )
-def test_what_is_no_list_of_slos(text: str, words: str) -> None:
+def test_values_other_than_a_list_are_refused(text: str, words: str) -> None:
     with pytest.raises(SettingsError, match="VITALS_SLOS") as error:
         load({"VITALS_SLOS": text})
     assert words in str(error.value)

@@ -59,7 +59,7 @@ values = st.lists(st.one_of(st.just(0.0), latencies), max_size=60) | st.lists(cl
 
 @examples(80)
 @given(values.filter(len))
-def test_it_is_the_sdks(given_values: list[float]) -> None:
+def test_buckets_equal_those_of_the_opentelemetry_sdk(given_values: list[float]) -> None:
     made = filled(given_values)
     scale, zeros, held = of_sdk(given_values)
     assert (made.zeros, buckets(made)) == (zeros, held)
@@ -82,13 +82,13 @@ def test_one_value_has_one_bucket_that_holds_it(value: float) -> None:
     assert place == pytest.approx(log, abs=1.001)
 
 
-def test_the_tiniest_and_the_hugest_share_160_buckets() -> None:
+def test_the_smallest_and_the_largest_value_share_160_buckets() -> None:
     made = filled([5e-324, 1.7976931348623157e308])
     assert sum(buckets(made).values()) == 2
     assert len(made.counts) <= MAX_BUCKETS
 
 
-def test_zeros_are_counted_apart_and_cost_no_scale() -> None:
+def test_zeros_have_their_own_count_and_cost_no_scale() -> None:
     made = filled([0.0, 0.0], [-0.0], [])
     assert (made.scale, made.zeros, buckets(made)) == (MAX_SCALE, 3, {})
     made.add(np.array([0.0, 3.0]))
@@ -112,14 +112,14 @@ def test_it_keeps_every_value_in_160_buckets_and_never_grows_finer(batches: list
 
 @examples(150)
 @given(values, values)
-def test_batches_are_as_good_as_all_at_once(first: list[float], second: list[float]) -> None:
+def test_batches_give_the_same_as_all_values_at_once(first: list[float], second: list[float]) -> None:
     apart, together = filled(first, second), filled(first + second)
     assert (apart.scale, apart.zeros, buckets(apart)) == (together.scale, together.zeros, buckets(together))
 
 
 @examples(150)
 @given(st.lists(st.tuples(st.one_of(st.just(0.0), latencies), st.integers(1, 9)), max_size=20))
-def test_values_that_come_many_times_count_so_often(pairs: list[tuple[float, int]]) -> None:
+def test_repeated_values_count_each_time(pairs: list[tuple[float, int]]) -> None:
     repeated, each = Exponential(), filled([value for value, times in pairs for _ in range(times)])
     repeated.add(np.array([value for value, _ in pairs]), np.array([times for _, times in pairs], dtype=np.int64))
     assert (repeated.scale, repeated.zeros, buckets(repeated)) == (each.scale, each.zeros, buckets(each))

@@ -72,7 +72,7 @@ def test_buckets_are_those_of_prometheus_client(case: tuple[tuple[float, ...], l
 
 @given(bounds_and_values(), st.integers(2, 1000))
 @examples(80)
-def test_values_that_come_many_times_count_so_often(case: tuple[tuple[float, ...], list[float]], times: int) -> None:
+def test_repeated_values_count_each_time(case: tuple[tuple[float, ...], list[float]], times: int) -> None:
     bounds, values = case
     repeated, each = cell(bounds, exponential=True), cell(bounds, exponential=True)
     repeated.extend(values, None, times)
@@ -90,7 +90,7 @@ def test_values_that_come_many_times_count_so_often(case: tuple[tuple[float, ...
     assert repeated.exponential.counts.tolist() == each.exponential.counts.tolist()
 
 
-def test_many_that_come_many_times_are_not_kept_waiting() -> None:
+def test_many_repeated_values_do_not_pile_up() -> None:
     histogram = cell()
     for _ in range(MAX_PENDING_REPEATED - 1):
         histogram.extend((0.5,), None, 7)
@@ -100,7 +100,7 @@ def test_many_that_come_many_times_are_not_kept_waiting() -> None:
     assert histogram.total == pytest.approx(0.5 * 7 * MAX_PENDING_REPEATED)
 
 
-def test_what_comes_many_times_is_bounded_as_all_else() -> None:
+def test_repeated_values_are_checked_like_others() -> None:
     histogram = cell()
     histogram.extend((3.0, 5.0), 4.0, 10)
     histogram.settle()
@@ -133,7 +133,7 @@ def test_a_value_on_a_bound_belongs_to_that_bucket() -> None:
     assert histogram.counts == [2, 2, 1]
 
 
-def test_sum_least_and_greatest() -> None:
+def test_sum_minimum_and_maximum() -> None:
     histogram = cell()
     histogram.extend([0.5, 2.0, 1.0])
     histogram.settle()
@@ -149,7 +149,7 @@ def test_rejections_are_counted_by_reason() -> None:
     assert histogram.total == 1.0
 
 
-def test_only_rejections_leave_a_histogram_as_it_was() -> None:
+def test_rejected_values_alone_do_not_change_a_histogram() -> None:
     histogram = cell()
     histogram.extend([-1.0, math.nan])
     histogram.settle()
@@ -168,7 +168,7 @@ def test_values_wait_until_there_are_enough(number: int, settled: int) -> None:
     assert histogram.counts == [0, number, 0, 0, 0]
 
 
-def test_single_values_do_not_pile_up_when_nobody_reads() -> None:
+def test_single_values_do_not_pile_up_without_reads() -> None:
     histogram = cell()
     for _ in range(3 * MAX_PENDING):
         histogram.observe(0.5)
@@ -204,7 +204,7 @@ def test_the_latest_exemplar_of_a_bucket_stays() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, LIMIT * 2])
-def test_a_value_that_is_not_believed_is_no_exemplar(value: float) -> None:
+def test_a_rejected_value_is_no_exemplar(value: float) -> None:
     histogram = cell()
     histogram.attach(Exemplar("r", value, 5.0))
     assert histogram.exemplars == {}
@@ -215,13 +215,13 @@ def test_a_value_that_is_not_believed_is_no_exemplar(value: float) -> None:
     [(0.0, ""), (LIMIT, ""), (LIMIT + 1, "absurd"), (-1e-9, "negative"), (math.nan, "not_finite"),
      (math.inf, "not_finite"), (-math.inf, "not_finite")],
 )  # fmt: skip
-def test_faults(value: float, reason: str) -> None:
+def test_rejection_reasons(value: float, reason: str) -> None:
     assert rejection_reason(value, LIMIT) == reason
 
 
 @given(st.lists(st.one_of(st.floats(), st.integers(-5, 5)), max_size=40))
 @examples(100)
-def test_a_counter_adds_what_is_true_and_never_goes_down(values: list[float]) -> None:
+def test_a_counter_adds_possible_values_and_never_decreases(values: list[float]) -> None:
     counter, before = number(), 0.0
     for value in values:
         counter.add(value)
@@ -251,7 +251,7 @@ def test_adding_several_values_at_once_is_adding_each(values: list[float]) -> No
     assert together._rejects == apart._rejects
 
 
-def test_a_refused_value_leaves_a_gauge_as_it_was() -> None:
+def test_a_rejected_value_does_not_change_a_gauge() -> None:
     gauge = number()
     gauge.set(3, 10.0)
     for value in (math.nan, math.inf, -1.0, LIMIT + 1):
@@ -275,7 +275,7 @@ def test_the_same_value_again_is_newer_but_no_new_version() -> None:
 HUGE = (1e308, 1e308, 5.0, math.nan, math.inf, -1.0, 1e308, 10**400)
 
 
-def test_a_sum_never_overflows_and_what_would_make_it_is_refused_and_counted() -> None:
+def test_a_sum_never_overflows_and_the_value_is_rejected_and_counted() -> None:
     for add in (lambda c, v: c.add(v), lambda c, v: c.merge(v)):
         sum_ = NumberCell("m", math.inf, Counter())
         for value in HUGE:
@@ -288,7 +288,7 @@ def test_a_sum_never_overflows_and_what_would_make_it_is_refused_and_counted() -
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_nor_does_the_sum_of_a_histogram(times: int) -> None:
+def test_the_sum_of_a_histogram_never_overflows(times: int) -> None:
     histogram = HistogramCell("m", math.inf, Counter(), BOUNDS, exponential=True)
     for _ in range(4):
         histogram.extend([8e307 / times, 5.0], None, times)
@@ -309,7 +309,7 @@ def test_nor_does_the_sum_of_a_histogram(times: int) -> None:
 
 @given(st.lists(st.floats(), max_size=30))
 @examples(100)
-def test_whatever_is_added_a_histogram_holds_what_can_be(values: list[float]) -> None:
+def test_a_histogram_holds_the_possible_ones_of_any_values(values: list[float]) -> None:
     histogram = HistogramCell("m", math.inf, Counter(), BOUNDS, exponential=True)
     histogram.extend(values)
     reading = histogram.read()
@@ -319,7 +319,7 @@ def test_whatever_is_added_a_histogram_holds_what_can_be(values: list[float]) ->
     assert reading.exponential.zeros + reading.exponential.counts.sum() == sum(reading.counts)
 
 
-def test_a_bound_that_is_not_a_number_is_none() -> None:
+def test_nan_is_no_limit() -> None:
     histogram = cell()
     histogram.extend((3.0,), math.nan)
     histogram.settle()

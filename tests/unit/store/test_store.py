@@ -24,7 +24,7 @@ def values(family: Family) -> dict[str, float]:
     return {key[2]: cell.value for key, cell in family.cells.items()}
 
 
-def test_what_is_past_a_labels_cap_adds_up_in_other() -> None:
+def test_values_beyond_the_cap_of_a_label_add_up_in_other() -> None:
     family = Family(COUNTER, Tally())
     for who, amount in (("b", 1), ("a", 2), ("c", 4), ("d", 8), ("e", 16), ("b", 32)):
         family.number(SCOPE, (who,)).add(amount)
@@ -44,7 +44,7 @@ def test_a_gauge_past_its_cap_shows_the_sum_of_the_rest() -> None:
     assert values(family) == {"a": 2.0, "b": 2.0, "c": 2.0, OTHER: 8.0}
 
 
-def test_replacing_takes_away_what_is_not_named_and_frees_its_place() -> None:
+def test_replacing_removes_other_series_and_frees_their_places() -> None:
     family = Family(GAUGE, Tally())
     family.replace(SCOPE, dict.fromkeys("abc", 1.0), 1.0)
     family.replace(SCOPE, {"c": 2.0}, 2.0)
@@ -79,7 +79,7 @@ def test_dropping_one_engine_leaves_the_others() -> None:
     assert set(family.cells) == {("m", "0", "a"), ("m", "10", "a")}
 
 
-def test_what_cannot_be_true_makes_no_series_and_leaves_those_that_there_are() -> None:
+def test_an_impossible_value_makes_no_series_and_changes_none() -> None:
     family = Family(GAUGE, Tally())
     family.replace(SCOPE, {"a": 1.0, "b": math.nan, "c": -1.0}, 1.0)
     assert values(family) == {"a": 1.0}
@@ -90,19 +90,19 @@ def test_what_cannot_be_true_makes_no_series_and_leaves_those_that_there_are() -
     assert family.rejects == {("vllm.test.gauge", "not_finite"): 2, ("vllm.test.gauge", "negative"): 1}
 
 
-def test_what_cannot_be_true_takes_no_place_from_others() -> None:
+def test_an_impossible_value_takes_no_place_of_others() -> None:
     family = Family(GAUGE, Tally())
     family.replace(SCOPE, {**dict.fromkeys("abc", math.nan), **dict.fromkeys("xyz", 1.0)}, 1.0)
     assert values(family) == {"x": 1.0, "y": 1.0, "z": 1.0}
 
 
-def test_of_the_rest_past_a_cap_only_what_can_be_true_adds_up() -> None:
+def test_only_possible_values_beyond_a_cap_add_up() -> None:
     family = Family(GAUGE, Tally())
     family.replace(SCOPE, {**dict.fromkeys("abcd", 1.0), "e": math.nan, "f": 4.0}, 1.0)
     assert values(family)[OTHER] == 5.0
 
 
-def test_a_sum_of_the_rest_that_cannot_be_true_is_not_shown() -> None:
+def test_an_impossible_sum_beyond_a_cap_is_not_shown() -> None:
     family = Family(Gauge("vllm.test.share", "", "Help.", limit=1.0, labels=(Label("who", cap=1),)), Tally())
     family.replace(SCOPE, dict.fromkeys("abc", 0.75), 1.0)
     assert values(family) == {"a": 0.75}
@@ -110,7 +110,7 @@ def test_a_sum_of_the_rest_that_cannot_be_true_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1.5])
-def test_a_first_value_that_cannot_be_true_is_not_shown_as_nothing(value: float) -> None:
+def test_an_impossible_first_value_is_not_shown_as_zero(value: float) -> None:
     see = Sight(collect(step(running=1, kv_cache_usage=value)))
     assert see("vllm_kv_cache_usage_ratio", **ENGINE) is None
     assert see("vllm_engine_requests_running", **ENGINE) == 1
@@ -118,7 +118,7 @@ def test_a_first_value_that_cannot_be_true_is_not_shown_as_nothing(value: float)
 
 @given(st.lists(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.integers(0, 9)), max_size=12))
 @examples(100)
-def test_series_are_bounded_and_sums_right_whatever_comes(steps: list[dict[str, int]]) -> None:
+def test_series_are_bounded_and_sums_right_for_any_input(steps: list[dict[str, int]]) -> None:
     family = Family(GAUGE, Tally())
     for time, each in enumerate(steps):
         family.replace(SCOPE, each, float(time))
@@ -132,7 +132,7 @@ def test_a_long_label_value_is_cut() -> None:
     assert values(family) == {"x" * LONGEST_LABEL: 1.0}
 
 
-def test_long_names_that_are_cut_to_the_same_add_up() -> None:
+def test_long_names_with_the_same_cut_add_up() -> None:
     family = Family(GAUGE, Tally())
     stem = "x" * LONGEST_LABEL
     for time in (1.0, 2.0):

@@ -11,7 +11,7 @@ from msgspec import msgpack
 
 from tests.unit.builders import examples, facts, step
 from tests.unit.wire import GREETING, RECORDS, numbered
-from vllm_vitals.records.step import LARGEST_CONTENT, MOST_TAPS, Record, Step, Unread
+from vllm_vitals.records.step import Record, Step
 from vllm_vitals.transport.frames import UNKNOWN, WireError
 from vllm_vitals.transport.messages import (
     MOST_RECORDS,
@@ -51,11 +51,6 @@ def test_any_records_arrive_as_they_were(records: list[Record]) -> None:
     assert from_client(encode(batch)) == batch
     hello = Hello(PROTOCOL, "process", "3", 4711, records)
     assert from_client(encode(hello)) == hello
-
-
-def test_as_much_as_may_be_can_be_left_unread() -> None:
-    batch = Batch(1, 0.0, [Unread(MOST_TAPS - 1, 1.0, bytes(LARGEST_CONTENT))])
-    assert from_client(encode(batch)) == batch
 
 
 def test_arrays_stay_arrays_to_the_last_bit() -> None:
@@ -104,11 +99,6 @@ def test_each_direction_has_its_own_messages(message: Any) -> None:
         as_batch(age=math.inf),
         *(as_batch(finished=[{"reason": "stop", "time": odd}]) for odd in NEVER),
         *(with_record("Sleep", model="m", engine="0", state="awake", clock=odd) for odd in NEVER),
-        *(with_record("Unread", tap=0, clock=odd, content=b"") for odd in NEVER),
-        *(with_record("Unread", tap=odd, clock=0.0, content=b"") for odd in (-1, MOST_TAPS)),
-        *(with_record("Dialect", model="m", born=0.0, tap=odd) for odd in (-1, MOST_TAPS)),
-        with_record("Dialect", model="m", born=math.nan),
-        with_record("Unread", tap=0, clock=0.0, content=bytes(LARGEST_CONTENT + 1)),
         as_batch() + b"\x00",
         b"\x91" * 100_000,
     ],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples, facts, step
-from vllm_vitals.records.step import LARGEST_CONTENT, Dialect, Gone, Health, Record, Rejection, Sleep, Unread
+from vllm_vitals.records.step import Gone, Health, Record, Rejection, Sleep
 from vllm_vitals.transport.kept import MOST, Kept, Known
 from vllm_vitals.transport.messages import MOST_RECORDS, Batch, from_client
 from vllm_vitals.transport.outbox import FEW, OVERHEAD, Outbox, Parcel
@@ -184,19 +184,6 @@ def test_an_engine_that_is_back_is_not_said_to_be_gone() -> None:
     assert sorted(told, key=repr) == [facts(max_num_seqs=5), Gone("m", "1")]
 
 
-def test_each_of_two_that_serve_one_model_is_told_how_to_read() -> None:
-    first, second, new = Dialect("m", 0.0), Dialect("m", 0.0, tap=1, pooling=True), Dialect("n", 0.0)
-    known, kept = Known(), Kept()
-    for record in (first, second):
-        known.note(record)
-    kept.note(second)
-    assert known.records() == [first, second]
-    assert kept.records(known, "0") == [second]
-    known.note(new)  # the first is gone, and another has its number
-    kept.note(first)
-    assert sorted(kept.records(known, "0"), key=repr) == sorted([new, second], key=repr)
-
-
 def test_what_is_kept_is_bounded() -> None:
     known, kept = Known(), Kept()
     for number in range(2 * MOST):
@@ -246,9 +233,8 @@ def test_a_batch_is_full_in_time() -> None:
         step(prompt_tokens={"\ud800": 1}),
         step(prompt_tokens={"x": object()}),
         step(prompt_tokens={"x" * LARGEST_RECORD: 1}),
-        Unread(0, 1.0, bytes(LARGEST_CONTENT + 1)),
     ],
-    ids=["number", "text", "object", "size", "unread"],
+    ids=["number", "text", "object", "size"],
 )
 def test_a_step_that_cannot_be_sent_is_left_out_and_counted(broken: Record) -> None:
     packer = Packer("3", 1000)

@@ -415,7 +415,7 @@ print("up", flush=True)
 while not collector.told:
     time.sleep(0.01)
 if os.fork() == 0:
-    collector.receiver.abandon()
+    collector.receiver.after_fork_in_child()
     os.close(1)
     time.sleep(30)
 print("forked", flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import facts, step
 from tests.unit.wire import Collecting, numbered, numbers, path_
 from tests.waiting import wait_until
@@ -201,9 +202,10 @@ def test_nothing_is_said_again_and_again_while_nobody_hears_it(sending: Send) ->
 
 def test_much_leaves_in_pieces_without_a_flush(collecting: Collect, sending: Send) -> None:
     collector, sender = collecting(), sending(buffer=64 * ROOM)
-    pauses = []
-    sender.add(numbered(0, 300, inter_token_latencies=LATENCIES), lambda: pauses.append(1))
-    assert len(pauses) == 300
+    rests: list[int] = []
+    with at_checkpoints(lambda: rests.append(1)):
+        sender.add(numbered(0, 300, inter_token_latencies=LATENCIES))
+    assert len(rests) >= 300
     wait_until(lambda: len(collector.steps) > 200)
     sender.flush(1.0)
     wait_until(lambda: collector.steps == list(range(300)))
@@ -528,7 +530,7 @@ sender.start()
 while not sender.connected:
     time.sleep(0.01)
 if os.fork() == 0:
-    sender.abandon()
+    sender.after_fork_in_child()
     os.close(1)
     time.sleep(30)
 print("forked", flush=True)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import EPOCH, MODEL, Clock, Sight, collect, examples, facts, feed, step
+from tests.unit.fake_vllm import make_config
 from tests.unit.vllm.test_hostile_stats import scalars, values
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
@@ -21,14 +22,12 @@ from vllm_vitals.catalog.connectors import CONNECTORS, FAILURES, IO, USAGE
 from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.runtime import Runtime
-from vllm_vitals.ingest.step_queue import Tap
-from vllm_vitals.records.step import OTHER, Dialect, Record, Reported, Step, Unread
+from vllm_vitals.ingest.step_queue import StepQueue
+from vllm_vitals.records.step import OTHER, Record, Reported, Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.transport.messages import Batch, encode, from_client
-from vllm_vitals.vllm.connectors import MOST_CONNECTORS, as_told
+from vllm_vitals.vllm.connectors import MOST_CONNECTORS, copied
 from vllm_vitals.vllm.reader import Reader
-from vllm_vitals.vllm.recall import Recall
-from vllm_vitals.vllm.told import Bearer, write
 
 Numbers = dict[str, Any]
 
@@ -216,18 +215,12 @@ def call(stats: Any, clock: float = 100.0) -> Any:
     return (clock, SimpleNamespace(num_running_reqs=1, kv_connector_stats=stats), None, None, 0)
 
 
-def at_once(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -> list[Record]:
-    return list(Reader.of(dialect, complain).read(calls, EPOCH))
+def at_once(connector: str, calls: list[Any], complain: Callable[..., None]) -> list[Record]:
+    return list(Reader(MODEL, complain, connector=connector).read(calls, EPOCH))
 
 
-def by_wire(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -> list[Record]:  # noqa: ARG001
-    """Read what is told elsewhere, as bytes."""
-    return Recall().read("p", sent(dialect, *(Unread(0, each[0], write(each)) for each in calls)), EPOCH)
-
-
-def of_steps(dialect: Dialect, calls: list[Any], complain: Callable[..., None]) -> list[Record]:
-    """Read it here, and send what was read."""
-    return sent(*at_once(dialect, calls, complain))
+def over_the_wire(connector: str, calls: list[Any], complain: Callable[..., None]) -> list[Record]:
+    return sent(*at_once(connector, calls, complain))
 
 
 def sent(*records: Record) -> list[Record]:
@@ -243,7 +236,7 @@ def taken(
     given_ = [call(each, 100.0 + place) for place, each in enumerate(stats)]
     aggregator = Aggregator(Settings())
     heard: list[Any] = [] if complaints is None else complaints
-    aggregator.add(way(Dialect(MODEL, 0.0, connector=connector), given_, lambda *said: heard.append(said)))
+    aggregator.add(way(connector, given_, lambda *said: heard.append(said)))
     return aggregator
 
 
@@ -272,7 +265,7 @@ def unknown(aggregator: Aggregator) -> dict[str, float]:
     return {key[2]: getattr(cell, "value", math.nan) for key, cell in cells.items()}
 
 
-@pytest.mark.parametrize("way", [at_once, by_wire, of_steps])
+@pytest.mark.parametrize("way", [at_once, over_the_wire])
 @pytest.mark.parametrize(
     ("connector", "stats", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
@@ -338,7 +331,7 @@ def test_there_are_no_series_before_a_connector_reports() -> None:
 # Classes of which nothing is known
 
 
-@pytest.mark.parametrize("way", [at_once, by_wire])
+@pytest.mark.parametrize("way", [at_once, over_the_wire])
 @pytest.mark.parametrize(
     ("stats", "names"),
     [
@@ -361,19 +354,13 @@ def test_an_unknown_class_is_passed_over_and_counted_once(
     assert shown(aggregator) == {}
 
 
-def test_an_unknown_class_counts_once_however_many_readers_and_starts_tell_of_it() -> None:
-    """With a sidecar two read for one engine: what a process could not write down, it reads itself."""
+def test_an_unknown_class_counts_once_however_many_processes_and_starts_report_it() -> None:
     aggregator = Aggregator(Settings())
     merger = Merger(aggregator)
-    stats = SimpleNamespace(num_running_reqs=1, kv_connector_stats={"x": 1})
-    call = (100.0, stats, None, None, 0)
     for process in ("0", "1"):
         for _ in range(2):  # as often as it connects
-            dialect = Dialect(MODEL, 0.0, process, connector="LMCacheConnectorV1")
-            reader = Reader.of(dialect, lambda *_: None)
-            told = [*Bearer(0, reader).bear([(100.0, write(call)), call], 0.0)]
-            assert [type(record) for record in told] == [Unread, Step]
-            merger.take(process, [dialect, *told], 200.0)
+            read = at_once("LMCacheConnectorV1", [call({"x": 1}), call({"x": 1})], lambda *_: None)
+            merger.take(process, read, 200.0)
     aggregator.add([facts()])
     merger.take("0", [step(clock=300.0, unknown_connectors=("LMCacheConnectorV1", "Other"))], 300.0)
     merger.finish()
@@ -451,20 +438,13 @@ def growing(report: dict[str, Any]) -> None:
         numbers.extend(numbers)
 
 
-@pytest.mark.parametrize("keep", [as_told, write])
-def test_a_report_is_read_as_it_was_told(keep: Callable[..., Any]) -> None:
-    tap = Tap(10, keep)
+def test_a_report_is_read_as_it_was_at_the_call() -> None:
+    queue = StepQueue(10, copied)
     first, second = ({name: list(numbers) for name, numbers in NIXL.items()} for _ in range(2))
     for report in (first, None, second):
-        tap.record(SimpleNamespace(num_running_reqs=3, kv_connector_stats=report), None, None, 0)
+        queue.record(SimpleNamespace(num_running_reqs=3, kv_connector_stats=report), None, None, 0)
     growing(first)
-    dialect = Dialect(MODEL, 0.0, connector="NixlConnector")
-    reader = Reader.of(dialect, lambda *_: None)
-    calls: list[Any] = list(tap.queue)
-    if keep is write:
-        records = Recall().read("p", [dialect, *Bearer(0, reader).bear(calls, EPOCH)], EPOCH)
-    else:
-        records = list(reader.read(calls, EPOCH))
+    records = at_once("NixlConnector", list(queue.calls), lambda *_: None)
     aggregator = Aggregator(Settings())
     aggregator.add(records)
     assert [record.running for record in records if isinstance(record, Step)] == [3, 3, 3]
@@ -480,24 +460,25 @@ def test_a_step_without_a_report_is_kept_as_it_is() -> None:
         SimpleNamespace(kv_connector_stats={}),
     ):
         kept = (1.0, scheduler, None, None, 0)
-        assert as_told(kept) is kept
+        assert copied(kept) is kept
 
 
 def test_a_report_that_cannot_be_kept_is_read_as_it_is() -> None:
-    tap = Tap(10, as_told)
+    queue = StepQueue(10, copied)
     told = SimpleNamespace(num_running_reqs=1, kv_connector_stats={"bytes_transferred": object()})
-    tap.record(told, None, None, 0)
-    ((_, kept, *_),) = tap.queue
-    assert (kept, tap.failed) == (told, 0)
+    queue.record(told, None, None, 0)
+    ((_, kept, *_),) = queue.calls
+    assert (kept, queue.failed) == (told, 0)
 
 
 @pytest.mark.parametrize("connector", ["NixlConnector", ""])
 def test_only_an_engine_with_a_connector_pays_for_that(connector: str, make_runtime: Callable[..., Runtime]) -> None:
-    runtime = make_runtime()
-    tap, _ = runtime._way(MODEL, facts(info={"kv_connector": connector} if connector else {}), runtime.aggregator)
+    config = make_config(MODEL)
+    config.kv_transfer_config = SimpleNamespace(kv_connector=connector) if connector else None
+    queue = make_runtime().attach(config, [0], object, "0.32.0")
     stats = SimpleNamespace(kv_connector_stats=NIXL)
-    tap.record(stats, None, None, 0)
-    ((_, kept, *_),) = tap.queue
+    queue.record(stats, None, None, 0)
+    ((_, kept, *_),) = queue.calls
     assert (kept is stats) is not bool(connector)
 
 

@@ -3,29 +3,23 @@
 import math
 import struct
 from array import array
-from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.vllm.fields import Fields, Table, quickly
-from vllm_vitals.vllm.folded import MANY, fold
+from vllm_vitals.vllm.fields import Fields, Table
+from vllm_vitals.vllm.float_lists import MANY, quickly
 
 NUMBERS, COUNTS, OTHERS = ("a", "b"), ("c", "d"), ("e",)
 NAMES = (*NUMBERS, *COUNTS, *OTHERS)
 LENGTHS = (16, 17, 63, 64, 65, 255, 256, 65535, 65536, 65537)
 """Around every length at which a list's head, or the way to read it, changes."""
-
-
-MANGLED = [(1, b""), (1, bytes(11)), (1, bytes(12)), (2, struct.pack(">dI", 1.5, 3))]
-"""Extensions of MessagePack that look like a folded list; the third repeats its number 0 times."""
 
 
 class Text(str):
@@ -183,13 +177,9 @@ repeats = st.builds(lambda value, length: [value] * length, st.floats(), st.inte
 
 
 @examples(300)
-@given(
-    st.lists(repeats | st.lists(st.floats() | values, max_size=3) | st.none(), max_size=4),
-    st.sampled_from([fold, lambda each: each]),
-)
-def test_a_number_that_repeats_is_read_once(lists: list[Any], tell: Callable[[Any], Any]) -> None:
-    told: list[Any] = []
-    read = fields(told).repeated(list(map(tell, lists)), "f")
+@given(st.lists(repeats | st.lists(st.floats() | values, max_size=3) | st.none(), max_size=4))
+def test_a_number_that_repeats_is_read_once(lists: list[Any]) -> None:
+    read = fields().repeated(lists, "f")
     every = [array("d", list(found or ()) * times) for found, times in read]
     assert [each.tobytes() for each in every] == [fields().floats(each, "f").tobytes() for each in lists]
     assert all(found is None or len(found) == 1 for found, times in read if times != 1)
@@ -201,17 +191,3 @@ def test_a_long_list_that_is_not_of_one_number_is_read_as_ever(odd: Any) -> None
     given_ = [0.0] * (2 * MANY) + [odd]
     ((found, times),) = fields(told).repeated([given_], "f")
     assert (found, times) == (fields().floats(given_, "f"), 1)
-
-
-def test_what_is_no_folded_list_is_complained_of() -> None:
-    told: list[Any] = []
-    mangled = [msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.Ext(code, body))) for code, body in MANGLED]
-    assert fields(told).repeated([*mangled, msgspec.msgpack.Ext(*MANGLED[0])], "f") == [(None, 1)] * (len(mangled) + 1)
-    assert [field for field, *_ in told] == ["f"] * (len(mangled) + 1)
-
-
-@pytest.mark.parametrize("content", [b"\xa1\xff", b"\xc7\x05\xff12345", b"\x81\x80\xc0"])
-def test_what_cannot_be_decoded_is_no_list_of_numbers(content: bytes) -> None:
-    told: list[Any] = []
-    assert fields(told).repeated([msgspec.Raw(content)], "f") == [(None, 1)]
-    assert told == [("f", bytes, "a list of numbers")]

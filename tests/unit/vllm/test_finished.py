@@ -90,3 +90,13 @@ def test_one_that_was_cut_off_costs_the_others_nothing() -> None:
     assert (usual.prefill, usual.decode) == (0.5, 2.0)
     assert (cut_off.queue, cut_off.prefill, cut_off.decode, cut_off.time_per_output_token) == (None,) * 4
     assert step.first_token_latencies == array("d")
+
+
+def test_the_columns_that_are_read_are_in_the_order_of_the_record() -> None:
+    """Requests that ran their course are made of whole columns, by position."""
+    names = {"e2e_latency": "duration", "queued_time": "queue", "prefill_time": "prefill", "decode_time": "decode",
+             "inference_time": "inference", "mean_time_per_output_token": "time_per_output_token",
+             "num_prompt_tokens": "input_tokens", "num_generation_tokens": "output_tokens",
+             "num_cached_tokens": "cached_tokens", "max_tokens_param": "max_tokens", "num_preemptions": "preemptions"}  # fmt: skip
+    columns = [names[name] for name in (*NUMBERS, *COUNTS)]
+    assert Finished.__struct_fields__ == ("reason", "time", *columns, "request_id")

@@ -15,8 +15,8 @@ from vllm_vitals._util import log as logs
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.catalog import CATALOG, requests, self_metrics
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.ingest.drain import Feed, Source
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_drainer import Source, StepDrainer
+from vllm_vitals.ingest.step_queue import StepQueue
 from vllm_vitals.records.step import Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.vllm.reader import Reader
@@ -138,14 +138,14 @@ iterations = objects(ITERATION, st.one_of(values, finished, st.lists(scalars, ma
 schedulers = objects(SCHEDULER, st.one_of(values, objects(PARTS)))
 
 
-def path() -> tuple[Tap, Feed, Aggregator]:
+def path() -> tuple[StepQueue, StepDrainer, Aggregator]:
     """Return what a step goes through, without threads."""
     aggregator = Aggregator(Settings())
-    feed = Feed(aggregator, 1.0)
-    tap = Tap(100)
+    feed = StepDrainer(aggregator, 1.0)
+    queue = StepQueue(100)
     reader = Reader("m", feed.complain)
-    feed._sources.append(Source(tap, reader.read))
-    return tap, feed, aggregator
+    feed._sources.append(Source(queue, reader.read))
+    return queue, feed, aggregator
 
 
 def total(aggregator: Aggregator, metric: Any, *key: str) -> float:
@@ -155,13 +155,13 @@ def total(aggregator: Aggregator, metric: Any, *key: str) -> float:
 @examples(400, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(schedulers, iterations, values), max_size=4))
 def test_hostile_stats_neither_raise_nor_poison(calls: list[tuple[Any, Any, Any]]) -> None:
-    tap, feed, aggregator = path()
+    queue, feed, aggregator = path()
     for call in calls:
-        tap.record(*call, 0)
+        queue.record(*call, 0)
     feed.drain()
     good = SimpleNamespace(num_generation_tokens=5, time_to_first_tokens_iter=[0.1])
     before = total(aggregator, requests.GENERATION_TOKENS, "m", "0")
-    tap.record(SimpleNamespace(num_running_reqs=1), good, None, 0)
+    queue.record(SimpleNamespace(num_running_reqs=1), good, None, 0)
     feed.drain()
     aggregator.refresh()
     assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == before + 5
@@ -187,17 +187,17 @@ def shown(steps: list[Step]) -> str:
 
 @pytest.mark.parametrize("stats", [Quitting(), Raising(), object(), 7, "text", [], {}])
 def test_a_step_that_cannot_be_read_costs_only_itself(stats: Any) -> None:
-    tap, feed, aggregator = path()
-    tap.record(stats, stats, stats, 0)
-    tap.record(None, SimpleNamespace(num_generation_tokens=3), None, 0)
+    queue, feed, aggregator = path()
+    queue.record(stats, stats, stats, 0)
+    queue.record(None, SimpleNamespace(num_generation_tokens=3), None, 0)
     feed.drain()
     assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == 3
 
 
 def test_what_could_not_be_used_is_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    tap, feed, aggregator = path()
+    queue, feed, aggregator = path()
     for _ in range(3):
-        tap.record(None, SimpleNamespace(num_generation_tokens="many"), None, 0)
+        queue.record(None, SimpleNamespace(num_generation_tokens="many"), None, 0)
     feed.drain()
     assert aggregator.store[self_metrics.ERRORS].number((), ("0", "read")).value == 3
     lines = [record.getMessage() for record in caplog.records]
@@ -208,8 +208,8 @@ def test_what_could_not_be_used_is_counted_and_named_once(caplog: pytest.LogCapt
 
 
 def test_what_cannot_be_shown_is_still_named(caplog: pytest.LogCaptureFixture) -> None:
-    tap, feed, _ = path()
-    tap.record(None, SimpleNamespace(num_preempted_reqs=Unprintable(), num_corrupted_reqs=10**9999), None, 0)
+    queue, feed, _ = path()
+    queue.record(None, SimpleNamespace(num_preempted_reqs=Unprintable(), num_corrupted_reqs=10**9999), None, 0)
     feed.drain()
     shown = [record.getMessage() for record in caplog.records]
     assert "num_preempted_reqs = <Unprintable>" in shown[0]
@@ -224,8 +224,8 @@ class NeverWhole(list[int]):
 
 
 def test_of_a_large_value_no_more_is_looked_at_than_is_shown(caplog: pytest.LogCaptureFixture) -> None:
-    tap, feed, _ = path()
-    tap.record(None, SimpleNamespace(num_generation_tokens=NeverWhole(range(10_000))), None, 0)
+    queue, feed, _ = path()
+    queue.record(None, SimpleNamespace(num_generation_tokens=NeverWhole(range(10_000))), None, 0)
     feed.drain()
     (line,) = [record.getMessage() for record in caplog.records]
     assert "num_generation_tokens = [0, 1, 2, 3," in line
@@ -238,8 +238,8 @@ def test_each_stats_may_be_missing_in_every_combination() -> None:
     for s in (None, scheduler):
         for i in (None, iteration):
             for m in (None, multimodal):
-                tap, feed, aggregator = path()
-                tap.record(s, i, m, 0)
+                queue, feed, aggregator = path()
+                queue.record(s, i, m, 0)
                 feed.drain()
                 assert total(aggregator, self_metrics.STEPS, "m", "0") == float(s is not None or i is not None)
                 assert total(aggregator, requests.GENERATION_TOKENS, "m", "0") == float(i is not None)

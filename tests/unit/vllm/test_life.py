@@ -13,7 +13,7 @@ from tests.unit.builders import Clock, Sight
 from tests.unit.fake_vllm import FakeVllm, fake_vllm, make_config
 from tests.waiting import wait_until
 from vllm_vitals.catalog.engine import UP
-from vllm_vitals.ingest import drain as feed
+from vllm_vitals.ingest import step_drainer as feed
 from vllm_vitals.vllm import life
 from vllm_vitals.vllm.life import LINGER
 
@@ -104,7 +104,7 @@ def test_one_that_is_shut_down_and_kept_is_gone(vllm: FakeVllm, time_to_go: Cloc
     assert sight.of_engine(TOKENS) == 12
     llm.step(6)
     assert vllm.sight().of_engine(TOKENS) == 12
-    assert not llm.loggers[0]._tap.queue
+    assert not llm.loggers[0]._queue.calls
 
 
 def test_one_that_is_deleted_is_gone_though_its_configuration_and_loggers_are_kept(
@@ -121,7 +121,7 @@ def test_one_that_is_deleted_is_gone_though_its_configuration_and_loggers_are_ke
 
 def test_it_is_noticed_though_nobody_asks(vllm: FakeVllm, time_to_go: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ten seconds between two drains, and no scrape."""
-    monkeypatch.setattr(feed, "LOOK", 0.02)
+    monkeypatch.setattr(feed, "CHECK_SECONDS", 0.02)
     llm = AsyncLLM(vllm)
     store = vllm.host.aggregator.store
     llm.shutdown()
@@ -184,7 +184,7 @@ def test_one_that_comes_while_another_goes_is_up(vllm: FakeVllm, time_to_go: Clo
 def test_fifty_leave_nothing_behind(vllm: FakeVllm, time_to_go: Clock) -> None:
     def there() -> tuple[int, ...]:
         host = vllm.host
-        sizes = map(len, (host._clients, host.feed._sources, host._placements, host.aggregator._engines))
+        sizes = map(len, (host._clients, host.drainer._sources, host._placements, host.aggregator._engines))
         series = sum(len(family.cells) for family in host.aggregator.store)
         return (threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), series, *sizes)
 
@@ -232,7 +232,7 @@ def test_it_may_end_in_any_thread_and_in_the_middle_of_a_step(vllm: FakeVllm, ti
             while not stop.is_set():
                 logger.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1), None, 0)
                 total += 1
-                vllm.host.feed.drain()
+                vllm.host.drainer.drain()
 
         worker = threading.Thread(target=work)
         worker.start()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import AGE, EPOCH, MODEL, read, request_stats
 from vllm_vitals.records.step import CacheUse, Evictions, Finished, Speculation, Step
 from vllm_vitals.vllm.finished import finish_reason
@@ -432,7 +433,8 @@ def test_vllms_objects_are_let_go_of_one_by_one() -> None:
     calls = [(float(place), None, each, None, 0) for place, each in enumerate(made)]
     made.clear()
     seen: list[int] = []
-    reader.read(calls, EPOCH, lambda: seen.append(sum(each() is not None for each in alive)))
+    with at_checkpoints(lambda: seen.append(sum(each() is not None for each in alive))):
+        reader.read(calls, EPOCH)
     assert calls == []
     assert len(set(seen)) > 4  # fewer and fewer, not all at the end
     assert seen == sorted(seen, reverse=True)

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from tests.unit.fake_vllm import FakeVllm, fake_vllm
-from vllm_vitals.vllm.told import tells_request_ids
+from vllm_vitals.vllm.engine_config import has_request_ids
 
 __all__ = ["fake_vllm"]
 STATS = "vllm.v1.metrics.stats"
@@ -51,4 +51,4 @@ def test_what_is_not_known_is_not_complained_of(monkeypatch: pytest.MonkeyPatch)
             monkeypatch.delitem(sys.modules, STATS, raising=False)
         else:
             monkeypatch.setitem(sys.modules, STATS, module)
-        assert tells_request_ids()
+        assert has_request_ids()

@@ -12,8 +12,8 @@ import trustme
 
 from tests.unit.peer import HOST, Peer, answer, slowly
 from vllm_vitals._util.http import Download, DownloadError, download
+from vllm_vitals._util.trust import Trust
 from vllm_vitals.config.settings import NativeSettings
-from vllm_vitals.vllm_page.trust import Trust
 
 BODY = b"# TYPE a gauge\na 1.0\n"
 TEXT = "Content-Type: text/plain; version=0.0.4"
@@ -197,7 +197,7 @@ def pem(directory: Path, authority: trustme.CA, name: str = "ca.pem") -> Path:
 def test_a_certificate_must_be_trusted(authority: trustme.CA, tmp_path: Path) -> None:
     with Peer(answer(BODY), tls=server_context(authority)) as peer:
         assert "CERTIFICATE_VERIFY_FAILED" in refused(peer.url())
-        trust = Trust.of(NativeSettings(url=peer.url(), tls_ca=pem(tmp_path, authority)))
+        trust = Trust(pem(tmp_path, authority))
         assert download(peer.url(), 5.0, trust=trust).content == BODY
 
 
@@ -268,7 +268,10 @@ def test_a_client_certificate_is_shown_to_its_server_and_to_no_other(authority: 
     with Watching(answer(BODY), tls=lenient) as other:
         there = answer(b"", f"Location: {other.url('/there')}", status="302 Found")
         with Watching(there, tls=strict) as peer:
-            assert download(peer.url(), 5.0, trust=Trust.of(settings)).content == BODY
+            assert (
+                download(peer.url(), 5.0, trust=Trust(settings.tls_ca, settings.tls_cert, settings.tls_key)).content
+                == BODY
+            )
             assert refused(peer.url(), trust=Trust(settings.tls_ca))  # without a certificate
     assert [bool(each) for each in shown[:2]] == [True, False]
 

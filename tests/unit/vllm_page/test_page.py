@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import examples
 from tests.unit.native_vllm import (
     OPENMETRICS,
@@ -156,10 +157,11 @@ def test_half_a_page_of_openmetrics_is_an_error() -> None:
 
 
 def test_work_is_done_in_small_pieces() -> None:
-    pauses: list[None] = []
+    rests: list[None] = []
     page = text_page(busy(0, 33, 0).registry)
-    parse(page, TEXT, lambda: pauses.append(None))
-    assert len(pauses) == page.count(b"\n")
+    with at_checkpoints(lambda: rests.append(None)):
+        parse(page, TEXT)
+    assert len(rests) == page.count(b"\n")
 
 
 def test_errors_name_the_url_without_its_secrets() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.checkpoints import at_checkpoints
 from tests.unit.builders import examples
 from tests.unit.native_vllm import TEXT, Vllm, text_page
 from tests.unit.otlp import decoded, metrics
@@ -291,6 +292,7 @@ def test_nobody_sees_a_part_of_a_page() -> None:
     for _ in range(3):
         vllm.of("prefix_cache_queries").inc(4)
         vllm.of("prefix_cache_hits").inc(2)
-        sidecar.source.take(parse(text_page(vllm.registry), TEXT), 1.0, look)
+        with at_checkpoints(look):
+            sidecar.source.take(parse(text_page(vllm.registry), TEXT), 1.0)
         look()
     assert seen == {(0.0, 0.0), (4.0, 2.0), (8.0, 4.0), (12.0, 6.0)}

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_vitals._util.http import DownloadError
+from vllm_vitals._util.trust import Trust
 from vllm_vitals.catalog import CATALOG
 from vllm_vitals.cli.doctor.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.config.settings import NativeSettings
 from vllm_vitals.vllm_page.mapping import mapped, relevant
 from vllm_vitals.vllm_page.page import PageError, fetch
-from vllm_vitals.vllm_page.trust import Trust
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 USUAL = "vLLM shows its metrics at http://HOST:8000/metrics"
@@ -68,7 +68,7 @@ def url(launch: Launch) -> Iterator[Finding]:
 
 def _fetched(settings: NativeSettings, address: str, what: str) -> Finding:
     try:
-        families = fetch(address, settings.timeout, trust=Trust.of(settings))
+        families = fetch(address, settings.timeout, trust=Trust(settings.tls_ca, settings.tls_cert, settings.tls_key))
     except DownloadError as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             return warn(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -28,13 +28,19 @@ from vllm_vitals.exporters.otlp.series import (
     StoreReader,
     unicode_text,
 )
-from vllm_vitals.store.series import Reading
+from vllm_vitals.store.series import Cell, Reading
 from vllm_vitals.store.store import Store
 
 K = TypeVar("K")
 
 LENGTH_DELIMITED = 2
 """Protobuf's wire type of a field that holds a message."""
+TIME_LENGTH = len(pb.NumberDataPoint(time_unix_nano=1).SerializeToString())
+"""Bytes of the time of a point."""
+MAX_TIMES_ENCODED = 1024
+"""Observation times of gauges whose encoding is kept: one for each engine or GPU."""
+PUSHES_REMEMBERED = 32
+"""Pushes after which an encoded field that was not needed is forgotten; at most twice as many."""
 MAX_BOUNDS_ENCODED = 256
 """Sets of bucket bounds whose encoding is kept."""
 
@@ -89,16 +95,19 @@ def _value(value: Any) -> AnyValue:
 
 
 class Recent(Generic[K]):
-    """Encoded fields that the current or the previous push needs."""
+    """Encoded fields that the latest pushes needed. A series that does not change needs none for a while."""
 
     def __init__(self, encode: Callable[[K], bytes]) -> None:
         self._encode = encode
+        self._pushes = 0
         self._now: dict[K, bytes] = {}
         self._before: dict[K, bytes] = {}
 
     def begin(self) -> None:
-        """Begin a push: forget the fields that the previous one did not need."""
-        self._before, self._now = self._now, {}
+        """Begin a push: once in a while forget the fields that were not needed for long."""
+        self._pushes += 1
+        if self._pushes % PUSHES_REMEMBERED == 0:
+            self._before, self._now = self._now, {}
 
     def get(self, key: K) -> bytes:
         """Return the encoding of something."""
@@ -114,7 +123,7 @@ class Shape:
     def __init__(self, name: str, data: Message, point: Any) -> None:
         """`name`: the field of `Metric`; `data`: its message without points; `point`: the message of a point."""
         self.point = point
-        self.wrap_point = Nested(type(data), "data_points").wrap
+        self._points = Nested(type(data), "data_points")
         self._data = Nested(pb.Metric, name)
         self._fixed = data.SerializeToString()
         self.attributes = Recent[Labels](self._encode_attributes)
@@ -130,12 +139,17 @@ class Shape:
         data = b"".join([self._fixed, *points])
         return METRICS.wrap(b"".join([self._heads.get(info), self._data.head(len(data)), data]))
 
+    def point_without_time(self, fields: bytes) -> bytes:
+        """Return a point as a field of its metric's data; the field of its time has to follow."""
+        return self._points.head(len(fields) + TIME_LENGTH) + fields
+
     def _encode_attributes(self, labels: Labels) -> bytes:
         return _serialized(type(self.point)(attributes=encode_attributes(dict(labels))))
 
 
 def _head(info: MetricInfo) -> bytes:
-    return pb.Metric(name=info.name, description=info.help, unit=info.unit).SerializeToString()
+    name, description, unit = map(unicode_text, (info.name, info.help, info.unit))
+    return pb.Metric(name=name, description=description, unit=unit).SerializeToString()
 
 
 @lru_cache(MAX_BOUNDS_ENCODED)
@@ -143,8 +157,7 @@ def _bounds(bounds: tuple[float, ...]) -> bytes:
     return pb.HistogramDataPoint(explicit_bounds=bounds).SerializeToString()
 
 
-@dataclass
-class Window:
+class Window(NamedTuple):
     """The state of a series in the latest acknowledged push, and the time of that push in nanoseconds."""
 
     series: Series
@@ -161,6 +174,8 @@ class Push:
     series: list[Series] = field(default_factory=list)
     """Empty where totals are pushed: nothing has to be acknowledged."""
     points: int = 0
+    unencodable: int = 0
+    """Series of vLLM's own that were left out."""
 
 
 class PushBuilder:
@@ -189,6 +204,10 @@ class PushBuilder:
         self._started = int(started * NANOSECONDS)
         self._started_monotonic = time.monotonic_ns() - max(time.time_ns() - self._started, 0)
         self._acknowledged: dict[SeriesId, Window] = {}
+        self._encoded: dict[Cell, tuple[Reading, bytes]] = {}
+        """Totals and gauges: what was read for the latest push, and the point without its time."""
+        self._before: dict[Cell, tuple[Reading, bytes]] = {}
+        """The same of the push before."""
         self._latest = self._started_monotonic
         """Monotonic nanoseconds of the latest acknowledged push."""
         self._floor = 0
@@ -210,30 +229,42 @@ class PushBuilder:
         self._adjust_starts(push)
         for shape in (self._sum, self._gauge, self._explicit, self._base2):
             shape.begin()
-        points: dict[tuple[MetricInfo, Shape], list[bytes]] = {}
+        self._before, self._encoded = self._encoded, {}
+        now = _time_field(push.time)
+        groups: dict[tuple[MetricInfo, Shape], list[bytes]] = {}
+        metric, kind, group = None, None, list[bytes]()
         for series in chain(self._reader.read(push.time), self._more()):
+            shape = self._shape(series)
+            if series.metric is not metric or shape is not kind:
+                metric, kind = series.metric, shape
+                group = groups.setdefault((metric, shape), [])
+            try:
+                point = self._point(shape, series, push.time)
+            except ValueError:
+                if series.cell is not None:
+                    raise
+                push.unencodable += 1  # a number of vLLM's page can be larger than OTLP can hold
+                continue
             if self._delta:
                 push.series.append(series)
-            shape = self._shape(series)
-            point = self._point(shape, series, push.time)
             if point is not None:
-                points.setdefault((series.metric, shape), []).append(
-                    shape.wrap_point(shape.attributes.get(series.labels) + point)
-                )
+                dated = shape is self._gauge and series.observed is not None
+                group.append(point + (_time_field_of(series.observed or 0.0) if dated else now))
                 push.points += 1
             checkpoint()
-        for (metric, shape), encoded in points.items():
-            push.metrics.append(shape.metric(metric, encoded))
-            checkpoint()
+        for (info, shape), points in groups.items():
+            if points:
+                push.metrics.append(shape.metric(info, points))
+                checkpoint()
         return push
 
-    def acknowledge(self, push: Push, *, whole: bool = True) -> None:
+    def acknowledge(self, push: Push, *, complete: bool = True) -> None:
         """Record that the receiver has a push: differences start anew only now.
 
-        `whole`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
+        `complete`: the push was built from all series. If not, earlier acknowledgements of missing series stay.
         """
         if self._delta:
-            windows = {} if whole else self._acknowledged
+            windows = {} if complete else self._acknowledged
             for series in push.series:
                 windows[series.id] = Window(series, push.time)
                 checkpoint()
@@ -244,6 +275,7 @@ class PushBuilder:
         """Lower start times that lie in the future after the clock was set back, to the true age of their start."""
         if push.time <= self._started:
             self._started = push.time - max(push.monotonic - self._started_monotonic, 1)
+            self._encoded = {}
         self._floor = push.time - max(push.monotonic - self._latest, 1)
 
     def _shape(self, series: Series) -> Shape:
@@ -254,29 +286,49 @@ class PushBuilder:
         return self._base2 if self._exponential and series.reading.exponential is not None else self._explicit
 
     def _point(self, shape: Shape, series: Series, now: int) -> bytes | None:
-        """Return a point without its attributes, `None` for a difference of nothing."""
-        if shape is self._gauge:
-            observed = now if series.observed is None else int(series.observed * NANOSECONDS)
-            return _number(shape.point, 0, observed, series.reading.value)
+        """Return a point without its time, `None` for a difference of nothing."""
+        if self._delta and shape is not self._gauge:
+            return self._difference_point(shape, series, now)
+        cell = series.cell
+        if cell is None:
+            return self._encode(shape, series, series.reading, self._started)
+        kept = self._before.get(cell)
+        if kept is None or kept[0] is not series.reading:
+            kept = series.reading, self._encode(shape, series, series.reading, self._started)
+        # An unchanged series allocates nothing that the garbage collector would have to look through.
+        self._encoded[cell] = kept
+        return kept[1]
+
+    def _difference_point(self, shape: Shape, series: Series, now: int) -> bytes | None:
         start, reading = self._started, series.reading
-        window = self._acknowledged.get(series.id) if self._delta else None
+        window = self._acknowledged.get(series.id)
         if window is not None:
             start = window.since  # a series that began anew did so after that push
-            if window.series.cell is series.cell and _follows(reading, window.series.reading):
-                reading = _difference(reading, window.series.reading)
+            before = window.series
+            if before.reading is reading:
+                return None
+            if before.cell is series.cell and _follows(reading, before.reading):
+                reading = _difference(reading, before.reading)
                 if not (any(reading.counts) if series.metric.kind == "histogram" else reading.value):
                     return None
-        if start >= now:
-            start = self._floor
-        if shape is self._sum:
-            return _number(shape.point, start, now, reading.value)
-        return self._histogram(shape, series, start, now, reading)
+        return self._encode(shape, series, reading, self._floor if start >= now else start)
 
-    def _histogram(self, shape: Shape, series: Series, start: int, now: int, reading: Reading) -> bytes:
+    def _encode(self, shape: Shape, series: Series, reading: Reading, start: int) -> bytes:
+        """Return a point as a field of its metric's data, but for its time, which is to be appended."""
         message = shape.point
         message.Clear()
-        message.start_time_unix_nano = start
-        message.time_unix_nano = now
+        fixed = shape.attributes.get(series.labels)
+        if shape is self._sum or shape is self._gauge:
+            message.as_double = reading.value
+        else:
+            self._set_histogram(message, series, reading, start)
+            if shape is self._explicit:
+                fixed += _bounds(series.bounds)
+        if shape is not self._gauge:
+            message.start_time_unix_nano = start
+        return shape.point_without_time(fixed + _serialized(message))
+
+    def _set_histogram(self, message: Any, series: Series, reading: Reading, start: int) -> None:
         count = sum(reading.counts)
         message.count = count
         message.sum = reading.value
@@ -289,22 +341,24 @@ class PushBuilder:
                     as_double=exemplar.value,
                     time_unix_nano=int(exemplar.time * NANOSECONDS),
                 )
-        if shape is self._explicit:
+        buckets = reading.exponential if self._exponential else None
+        if buckets is None:
             message.bucket_counts.extend(reading.counts)
-            return _bounds(series.bounds) + _serialized(message)
-        buckets: Any = reading.exponential
+            return
         message.scale, message.zero_count = buckets.scale, buckets.zeros
         if len(buckets.counts):
             message.positive.offset = buckets.offset
             message.positive.bucket_counts.extend(buckets.counts.tolist())
-        return _serialized(message)
 
 
-def _number(message: Any, start: int, now: int, value: float) -> bytes:
-    message.start_time_unix_nano = start
-    message.time_unix_nano = now
-    message.as_double = value
-    return _serialized(message)
+def _time_field(nanoseconds: int) -> bytes:
+    """Return the encoded time of a point: the field has one number and one length in points of all kinds."""
+    return pb.NumberDataPoint(time_unix_nano=max(nanoseconds, 1)).SerializeToString()  # 0 would be left out
+
+
+@lru_cache(MAX_TIMES_ENCODED)
+def _time_field_of(seconds: float) -> bytes:
+    return _time_field(int(seconds * NANOSECONDS))
 
 
 def _serialized(message: Message) -> bytes:

@@ -1,4 +1,4 @@
-"""The thread that pushes: at every interval what there is, with nothing lost while nobody takes it."""
+"""Pushes everything at every interval, on a thread of its own. Nothing is lost while the receiver does not answer."""
 
 import logging
 import math
@@ -28,21 +28,20 @@ from vllm_vitals.exporters.otlp.transport import Transport, connect
 from vllm_vitals.vllm_page.page import LONGEST_REASON, PageError
 
 NAME = "otlp"
-LONGEST_PAUSE = 300.0
-"""Seconds that a peer can make us wait at most."""
-GRACE = 2.0
-"""Seconds beyond its timeout after which a push that has not come back is given up: a name server's answer has no
-deadline of ours."""
-PATIENCE = 2.0
-"""Seconds that a push waits for vLLM's own metrics at most; those that come later are in the next."""
-MOST_KINDS = 5
-"""Kinds of failure that are logged in one outage, and of remarks on pushes that were taken."""
+MAX_PAUSE_SECONDS = 300.0
+"""The longest pause that a receiver can ask for."""
+GRACE_SECONDS = 2.0
+"""Time beyond its timeout that a push gets before it is given up: no deadline bounds the lookup of a name."""
+NATIVE_WAIT_SECONDS = 2.0
+"""Time that a push waits for vLLM's own metrics; later ones are in the next push."""
+MAX_LOGGED_KINDS = 5
+"""Kinds of failures that are logged in one outage, and kinds of warnings of a receiver."""
 
 Connect = Callable[[Target, float], Transport]
 
 
 class OtlpExporter:
-    """Pushes one collector's store to one target."""
+    """Pushes one aggregator's store to one target."""
 
     def __init__(
         self,
@@ -56,10 +55,10 @@ class OtlpExporter:
         native: Callable[[], Any] | None = None,
         make: Connect = connect,
     ) -> None:
-        """Take note of what to push where.
+        """Prepare to push.
 
-        `resource` says who pushes, as far as that is known at the start. `started` is Unix seconds, for `fresh` see
-        `PushBuilder`. `native` gives a registry to be pushed too.
+        `resource`: the attributes of this process. `started`: Unix seconds. `fresh`: see `StoreReader`. `native`:
+        returns a registry whose metrics are pushed too.
         """
         self._aggregator = aggregator
         self._settings = settings
@@ -72,27 +71,27 @@ class OtlpExporter:
             exponential=settings.histograms == "exponential",
             started=started,
             fresh=fresh,
-            more=self._more if native else tuple,
+            more=self._native_series if native else tuple,
         )
         keep_out(target.redactor)
         self._native = Apart(partial(_read, native), "vitals-bridge") if native else None
         self._transport: Transport | None = None
         self._sender: threading.Thread | None = None
-        """What makes the latest push, or still waits for it to come back."""
+        """The thread of the latest push; it may still run after the push was given up."""
         self._stopped = threading.Event()
         self._end = math.inf
-        """Monotonic seconds by which the last push has to be done."""
+        """Monotonic seconds by which the last push has to end."""
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._said: set[str] = set()
-        """The kinds of failure that were logged since the latest success."""
-        self._remarks: set[str] = set()
-        """The kinds of remarks on pushes that were taken, as far as they were logged."""
-        self._whole = True
+        self._logged_failures: set[str] = set()
+        """Kinds of failures that were logged since the latest success."""
+        self._logged_warnings: set[str] = set()
+        """Kinds of warnings that were logged."""
+        self._complete = True
         """Whether all series could be read for the latest push."""
 
     def start(self) -> None:
-        """Begin pushing on another thread, the first time after one interval."""
+        """Start the thread. The first push leaves after one interval."""
         target, settings = self._target, self._settings
         LOGGER.info(
             "OTLP push: %s, %s, TLS %s, every %g s, %s, %s histograms, timeout %g s",
@@ -110,45 +109,46 @@ class OtlpExporter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Push once more, and hold the process no longer than the bound, whatever the peer does."""
+        """Push once more. The wait is bounded, whatever the receiver does."""
         bound = self._settings.shutdown_timeout
         self._end = time.monotonic() + bound
         self._stopped.set()
         if self._thread is not None:
-            # A thread cannot be started any more when an interpreter ends: the running one makes the last push.
+            # No thread can be started while the interpreter ends, so the running one makes the last push.
             self._thread.join(bound)
 
-    def abandon(self) -> None:
-        """Do nothing: no thread of ours survives a fork, and a lock may be held for ever in its child."""
+    def after_fork_in_child(self) -> None:
+        """Do nothing: no thread of ours survives a fork, and a lock may stay locked in the child."""
 
     @paced()
     def push(self, timeout: float) -> PushResult:
-        """Build one push, send it, and take note of what came of it."""
+        """Build one push, send it, and record and log the result."""
         start = time.perf_counter()
-        self._whole = True
+        self._complete = True
         try:
             self._aggregator.refresh()
             push = self._builder.build()
-            answer = self._send(push, timeout)
+            if push.unencodable:
+                odd = "%d series of vLLM's own metrics hold numbers that OTLP cannot hold, and are not pushed"
+                log_once(logging.WARNING, odd, push.unencodable, key="otlp-unencodable")
+            result = self._send(push, timeout)
         except Exception as error:  # noqa: BLE001 - the next interval tries again
             self._aggregator.error("export", "A push could not be built", key="otlp-build")
-            answer, push = from_exception(error), None
-        answer = redacted(answer, self._target.redactor)
-        if answer.ok and push is not None:
-            self._builder.acknowledge(push, whole=self._whole)
-            answer.rejected = min(answer.rejected, push.points)
-        self._aggregator.export(NAME, time.perf_counter() - start if answer.ok else None, answer.rejected)
-        self._tell(answer)
-        return answer
+            result, push = from_exception(error), None
+        result = redacted(result, self._target.redactor)
+        if result.ok and push is not None:
+            self._builder.acknowledge(push, complete=self._complete)
+            result.rejected = min(result.rejected, push.points)
+        self._aggregator.export(NAME, time.perf_counter() - start if result.ok else None, result.rejected)
+        self._log(result)
+        return result
 
-    def _more(self) -> Iterator[Series]:
-        """Yield vLLM's own series; a registry that cannot be read, or that takes long, does not cost ours."""
-        found = self._native.latest(self._bear_with) if self._native else Outcome[Series]()
+    def _native_series(self) -> Iterator[Series]:
+        """Yield vLLM's own series. If they cannot be read, or not in time, the push leaves without them."""
+        found = self._native.latest(self._wait_for_native) if self._native else Outcome[Series]()
         if found is None:
-            self._whole = False
-            late = (
-                "vLLM's own metrics take long to be read: ours are pushed without them, they as soon as they are there"
-            )
+            self._complete = False
+            late = "vLLM's own metrics take long to be read: this push leaves without them, a later one has them"
             log_once(logging.WARNING, late, key="otlp-native-late")
             self._aggregator.count_error("export")
             return
@@ -156,24 +156,24 @@ class OtlpExporter:
         try:
             found.check()
         except (DownloadError, PageError) as error:  # vLLM may just start: it pushes before it answers requests
-            self._whole = False
+            self._complete = False
             unread = "vLLM's own metrics could not be read, trying again at every push: %s"
             log_once(logging.WARNING, unread, clean(str(error), LONGEST_REASON))
             self._aggregator.count_error("export")
-        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say
-            self._whole = False
+        except Exception:  # noqa: BLE001 - for example a broken multiprocess directory
+            self._complete = False
             self._aggregator.error("export", "vLLM's own metrics could not be read", key="otlp-native")
 
-    def _bear_with(self, native: Callable[[float], bool]) -> None:
-        self._await(native, min(PATIENCE, self._settings.interval / 2))
+    def _wait_for_native(self, done: Callable[[float], bool]) -> None:
+        self._wait(done, min(NATIVE_WAIT_SECONDS, self._settings.interval / 2))
 
     def _run(self) -> None:
         wait = self._settings.interval
         while not self._stopped.wait(wait):
             begun = time.monotonic()
-            answer = self.push(self._settings.timeout)
+            result = self.push(self._settings.timeout)
             left = self._settings.interval - (time.monotonic() - begun)
-            wait = max(left, min(answer.retry_after, LONGEST_PAUSE), 0.0)
+            wait = max(left, min(result.retry_after, MAX_PAUSE_SECONDS), 0.0)
         self._close()
         left = self._end - time.monotonic()
         if left > 0:
@@ -183,44 +183,43 @@ class OtlpExporter:
             self._native.end()
 
     def _send(self, push: Push, timeout: float) -> PushResult:
-        """Send on a thread of its own, of which there is never another: a name server outlasts every timeout."""
+        """Send on a thread of its own, because the lookup of a name can outlast every timeout. One thread at a time."""
         message = encode_request(self._resource.encoded(), push.metrics)
-        answers: list[PushResult] = []
+        results: list[PushResult] = []
         last = self._stopped.is_set()
         if not last and self._sender is not None and self._sender.is_alive():
-            return PushResult(error="an earlier push still waits, for the name of the receiver perhaps", kind="stuck")
+            return PushResult(error="the previous push has not ended: the lookup of the name may hang", kind="stuck")
         try:
             transport = self._transport = self._transport or self._connect(self._target, timeout)
-        except (OSError, EndpointError) as error:  # a file of a certificate that is gone
+        except (OSError, EndpointError) as error:  # for example a file of a certificate that is gone
             return from_exception(error)
         if last:
-            _deliver(
-                transport, message, answers, threading.Event()
-            )  # whoever stops us does not wait longer than the bound
-            return answers[0]
+            # The caller of stop() does not wait longer than its bound.
+            _deliver(transport, message, results, threading.Event())
+            return results[0]
         begun, given_up = time.monotonic(), threading.Event()
-        given = (transport, message, answers, given_up)
-        sender = threading.Thread(target=_deliver, args=given, daemon=True, name="vitals-push")
+        arguments = (transport, message, results, given_up)
+        sender = threading.Thread(target=_deliver, args=arguments, daemon=True, name="vitals-push")
         self._sender = sender
         sender.start()
-        self._await(partial(_ended, sender), timeout + GRACE)
-        if not answers:
+        self._wait(partial(_ended, sender), timeout + GRACE_SECONDS)
+        if not results:
             given_up.set()
             self._transport = None
             return PushResult(error=f"no answer within {time.monotonic() - begun:.1f} s", kind="timeout")
-        if not answers[0].ok:
-            self._close()  # and connect anew: the peer may have moved, or have a new certificate
-        return answers[0]
+        if not results[0].ok:
+            self._close()  # the next push connects anew: the receiver may have moved, or have a new certificate
+        return results[0]
 
-    def _await(self, over: Callable[[float], bool], timeout: float) -> None:
-        """Wait for something to be over; once we are stopped, leave half of the time for what comes after."""
+    def _wait(self, done: Callable[[float], bool], timeout: float) -> None:
+        """Wait until something is done. After `stop` half of the remaining time is left for the last push."""
         end, halved = time.monotonic() + timeout, False
         while True:
             now = time.monotonic()
             if self._stopped.is_set() and not halved:
                 end, halved = min(end, (now + self._end) / 2), True
             left = max(end - now, 0.0)
-            if over(min(left, 0.1)) or not left:
+            if done(min(left, 0.1)) or not left:
                 return
 
     def _close(self) -> None:
@@ -228,48 +227,49 @@ class OtlpExporter:
         try:
             if transport is not None:
                 transport.close()
-        except Exception:  # noqa: BLE001 - it is gone either way
+        except Exception:  # noqa: BLE001 - the connection is gone either way
             LOGGER.debug("closing a connection failed", exc_info=True)
 
-    def _tell(self, answer: PushResult) -> None:
-        """Log each kind of failure once, and its end."""
+    def _log(self, result: PushResult) -> None:
+        """Log each kind of failure once, and the end of an outage."""
         shown = self._target.shown
-        if not answer.ok:
+        if not result.ok:
             self._failures += 1
-            if self._stopped.is_set() or (answer.kind not in self._said and len(self._said) < MOST_KINDS):
-                self._said.add(answer.kind)
-                level = logging.ERROR if answer.permanent else logging.WARNING
-                LOGGER.log(level, "OTLP push to %s failed: %s. %s", shown, answer.error, self._outlook(answer))
+            new = result.kind not in self._logged_failures and len(self._logged_failures) < MAX_LOGGED_KINDS
+            if new or self._stopped.is_set():
+                self._logged_failures.add(result.kind)
+                level = logging.ERROR if result.permanent else logging.WARNING
+                LOGGER.log(level, "OTLP push to %s failed: %s. %s", shown, result.error, self._outlook(result))
             return
         if self._failures:
             times = "1 failure" if self._failures == 1 else f"{self._failures} failures"
             LOGGER.info("OTLP push to %s succeeds again after %s", shown, times)
             self._failures = 0
-            self._said.clear()
-        if answer.rejected or answer.warning:
-            self._tell_remark(answer)
+            self._logged_failures.clear()
+        if result.rejected or result.warning:
+            self._log_warning(result)
 
-    def _tell_remark(self, answer: PushResult) -> None:
-        """Log what a receiver says of a push that it took, each kind of remark once.
+    def _log_warning(self, result: PushResult) -> None:
+        """Log the warning of a receiver that accepted a push, each kind once.
 
-        Of differences a point comes when it changed, so what a receiver always leaves out comes and goes.
+        With delta a point is pushed only when it changed, so a point that is always rejected comes and goes.
         """
-        kind = failure_kind(answer.warning)
-        if kind in self._remarks or len(self._remarks) >= MOST_KINDS:
+        kind = failure_kind(result.warning)
+        if kind in self._logged_warnings or len(self._logged_warnings) >= MAX_LOGGED_KINDS:
             return
-        self._remarks.add(kind)
-        left_out = f" without {answer.rejected} of its points" if answer.rejected else ", but has something to say"
-        reason = answer.warning or "it does not say why"
-        LOGGER.warning("OTLP receiver %s took a push%s: %s", self._target.shown, left_out, reason)
+        self._logged_warnings.add(kind)
+        how = f"without {result.rejected} of its points" if result.rejected else "with a remark"
+        reason = result.warning or "no reason given"
+        LOGGER.warning("OTLP receiver %s accepted a push %s: %s", self._target.shown, how, reason)
 
-    def _outlook(self, answer: PushResult) -> str:
-        """Return what comes after a failure."""
+    def _outlook(self, result: PushResult) -> str:
+        """Return what happens after a failure."""
         if self._stopped.is_set():
-            return "This process ends: what was not pushed before is lost"
-        if answer.permanent:
-            then = "It will fail until the setting or the receiver is changed; trying on at every interval"
-        elif answer.retry_after > self._settings.interval:
-            then = f"Trying again in {min(answer.retry_after, LONGEST_PAUSE):.0f} s, as it asks"
+            return "The process ends: metrics since the last successful push are lost"
+        if result.permanent:
+            then = "Every push will fail until the setting or the receiver is changed. Trying again at every interval"
+        elif result.retry_after > self._settings.interval:
+            then = f"Trying again in {min(result.retry_after, MAX_PAUSE_SECONDS):.0f} s, as the receiver asks"
         else:
             then = "Trying again at every interval"
         return f"{then}; nothing is lost meanwhile"
@@ -282,9 +282,9 @@ def otlp_exporter(
     age: float,
     native_registry: Callable[[], Any] | None = None,
 ) -> OtlpExporter:
-    """Return the exporter that settings describe, for a vLLM of a version in a process of an age in seconds.
+    """Return the exporter for the settings, vLLM's version and the age of the process in seconds.
 
-    `native_registry` gives the registry behind vLLM's own /metrics.
+    `native_registry` returns the registry behind vLLM's own /metrics.
 
     Raises:
         ValueError: without an endpoint.
@@ -293,12 +293,12 @@ def otlp_exporter(
     if target is None:
         raise ValueError("otlp.endpoint is not set")
     otlp = settings.otlp
-    own = process_resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
+    resource = process_resource(os.environ, service=otlp.service_name, version=version, attributes=otlp.resource)
     return OtlpExporter(
         aggregator,
         otlp,
         target,
-        own,
+        resource,
         started=time.time() - age,
         fresh=settings.stale_after,
         native=native_registry if otlp.include_native else None,
@@ -306,7 +306,7 @@ def otlp_exporter(
 
 
 def _read(registry: Callable[[], Any]) -> Iterator[Series]:
-    """Yield the series of vLLM's registry, each gauge with the time at which it was read: it may have to wait."""
+    """Yield the series of vLLM's registry. Each has the time at which it was read: the push may leave later."""
     own = {name for metric in CATALOG for name in (metric.prometheus, metric.prometheus.removesuffix("_total"))}
     with paced():
         for series in native_series(registry(), own.__contains__):
@@ -319,10 +319,10 @@ def _ended(thread: threading.Thread, seconds: float) -> bool:
 
 
 @paced()
-def _deliver(transport: Transport, message: bytes, answers: list[PushResult], given_up: threading.Event) -> None:
+def _deliver(transport: Transport, message: bytes, results: list[PushResult], given_up: threading.Event) -> None:
     try:
-        answers.append(transport.send(message))
-    except Exception as error:  # noqa: BLE001 - told as the push's failure
-        answers.append(from_exception(error))
+        results.append(transport.send(message))
+    except Exception as error:  # noqa: BLE001 - reported as the push's failure
+        results.append(from_exception(error))
     if given_up.is_set():
         transport.close()

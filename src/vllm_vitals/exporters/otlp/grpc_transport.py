@@ -21,7 +21,7 @@ from vllm_vitals.exporters.otlp.target import USER_AGENT, Target
 
 METHOD = f"/{DESCRIPTOR.services_by_name['MetricsService'].full_name}/Export"
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""Size of the message with which a receiver confirms a push; of a longer one nobody learns whether it did."""
+"""Size of the message with which a receiver confirms a push. With a longer message the push counts as failed."""
 OPTIONS = (("grpc.primary_user_agent", USER_AGENT), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES))
 PERMANENT = ("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
 """Status codes of a push that fails until the setting or the receiver is changed."""

@@ -1,4 +1,4 @@
-"""How far one gets with an OTLP receiver: its name, its port, its certificate, each tried by itself."""
+"""The host behind an endpoint: its address, its proxy, its certificate. Each can be checked by itself."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from vllm_vitals._util.redact import shown_url
 from vllm_vitals.exporters.otlp.line import Tls, dial
 from vllm_vitals.exporters.otlp.target import Target
 
-HTTPS, HTTP = 443, 80
+HTTPS_PORT, HTTP_PORT = 443, 80
 GRPC_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 GRPC_ROOTS = ("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",)
 HTTP_ROOTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -21,19 +21,19 @@ HTTP_ROOTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a target is, as the exporter sees it."""
+    """The host and port of a target."""
 
     host: str
     port: int
     proxy: str = ""
-    """The proxy that stands between, without a password."""
+    """The proxy on the way, without a password."""
 
 
 def locate(target: Target) -> Peer | None:
-    """Return where a target is, `None` when it is no host (gRPC over a Unix socket).
+    """Return the host of a target, `None` without a host (gRPC over a Unix socket).
 
     Raises:
-        ValueError: when it is not an address.
+        ValueError: when the endpoint is not an address.
     """
     scheme, separator, rest = target.endpoint.partition("://")
     if target.endpoint.startswith("unix"):
@@ -42,30 +42,30 @@ def locate(target: Target) -> Peer | None:
     if not parts.hostname or not (separator or target.protocol == "grpc"):
         raise ValueError("it names no host")
     # gRPC takes the port of https for any address without one.
-    port = parts.port or (HTTP if target.protocol != "grpc" and not target.tls else HTTPS)
+    port = parts.port or (HTTP_PORT if target.protocol != "grpc" and not target.tls else HTTPS_PORT)
     shown = shown_url(proxy_url(target, parts.hostname))
     return Peer(parts.hostname, port, shown.partition("://")[2] or shown)
 
 
-def addresses(found: Peer) -> list[str]:
-    """Return the addresses of a peer's name.
+def addresses(peer: Peer) -> list[str]:
+    """Return the addresses of a host.
 
     Raises:
-        OSError: when it has none.
+        OSError: when there is none.
     """
     try:
-        told = socket.getaddrinfo(found.host, found.port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"not a host name: {error}") from error
-    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in told))
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
-def reach(found: Peer, tried: list[str], timeout: float) -> str | OSError:
-    """Return the first address that takes a connection, or why the last took none."""
+def reach(peer: Peer, tried: list[str], timeout: float) -> str | OSError:
+    """Return the first address that accepts a connection, or the error of the last one."""
     last = OSError("no address")
     for address in tried:
         try:
-            socket.create_connection((address, found.port), timeout).close()
+            socket.create_connection((address, peer.port), timeout).close()
         except OSError as error:
             last = error
         else:
@@ -73,53 +73,53 @@ def reach(found: Peer, tried: list[str], timeout: float) -> str | OSError:
     return last
 
 
-def shake_hands(target: Target, found: Peer, address: str, timeout: float) -> str:
-    """Return the TLS version that a peer agrees on, its certificate checked as the exporter will.
+def shake_hands(target: Target, peer: Peer, address: str, timeout: float) -> str:
+    """Return the TLS version of a handshake that checks the certificate as the exporter does.
 
     Raises:
-        OSError: when it does not come to that in time.
+        OSError: when the handshake fails or takes too long.
     """
-    made = context(target)
+    tls = tls_context(target)
     if target.protocol == "grpc":
-        made.set_alpn_protocols(["h2"])
-    line = dial(address, found.port, Deadline(timeout))
+        tls.set_alpn_protocols(["h2"])
+    line = dial(address, peer.port, Deadline(timeout))
     try:
-        return Tls(line, made, found.host).version
+        return Tls(line, tls, peer.host).version
     finally:
         line.close()
 
 
-def context(target: Target, *, proxy: bool = False) -> ssl.SSLContext:
-    """Return what a peer's certificate is checked with, and, for no proxy, shown ours.
+def tls_context(target: Target, *, proxy: bool = False) -> ssl.SSLContext:
+    """Return the TLS context of a push. A `proxy` never gets our certificate.
 
     Raises:
-        OSError: when a file cannot be used.
+        OSError: when a file of a certificate cannot be used.
     """
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted = Path(target.ca or roots(target))
     if trusted.is_dir():
-        made.load_verify_locations(capath=trusted)
+        tls.load_verify_locations(capath=trusted)
     else:
-        trusted.open().close()  # whose error names the file
-        made.load_verify_locations(trusted)
+        trusted.open().close()  # its error names the file
+        tls.load_verify_locations(trusted)
     if target.cert and not proxy:
         Path(target.cert).open().close()
-        made.load_cert_chain(target.cert, target.key, password="")  # there is no one to type one
-    return made
+        tls.load_cert_chain(target.cert, target.key, password="")  # without it OpenSSL would ask on a terminal
+    return tls
 
 
-def speaks_tls(found: Peer, address: str, timeout: float) -> bool:
-    """Tell whether a peer answers a TLS greeting, whoever it is."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with suppress(OSError), socket.create_connection((address, found.port), timeout) as plain:
-        context.wrap_socket(plain, server_hostname=found.host).close()
+def speaks_tls(peer: Peer, address: str, timeout: float) -> bool:
+    """Return whether a host answers a TLS handshake, with any certificate."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    with suppress(OSError), socket.create_connection((address, peer.port), timeout) as plain:
+        tls.wrap_socket(plain, server_hostname=peer.host).close()
         return True
     return False
 
 
 def roots(target: Target) -> str:
-    """Return the file of the CAs that are trusted where no CA is set."""
+    """Return the file of trusted CAs if no CA is set."""
     from requests.utils import DEFAULT_CA_BUNDLE_PATH  # noqa: PLC0415 - only when there is a push
 
     given = (os.environ.get(name, "") for name in (GRPC_ROOTS if target.protocol == "grpc" else HTTP_ROOTS))
@@ -127,7 +127,7 @@ def roots(target: Target) -> str:
 
 
 def proxy_url(target: Target, host: str) -> str:
-    """Return the proxy that a push will go through, with what is needed to use it, `""` for none."""
+    """Return the URL of the proxy for a push, with its credentials, empty for none."""
     from requests import utils  # noqa: PLC0415 - only when there is a push
 
     proxy: str | None
@@ -135,7 +135,7 @@ def proxy_url(target: Target, host: str) -> str:
         proxy = utils.select_proxy(target.endpoint, utils.get_environ_proxies(target.endpoint))
     elif utils.should_bypass_proxies(
         f"//{host}",
-        os.environ.get("no_grpc_proxy"),  # noqa: SIM112 - so gRPC spells it
+        os.environ.get("no_grpc_proxy"),  # noqa: SIM112 - gRPC spells it so
     ):
         proxy = None
     else:

@@ -23,7 +23,7 @@ MAX_PARSED_BYTES = 65536
 MAX_DATE = 64
 """Characters of a Retry-After header that are parsed."""
 WEB_PAGE = "the answer is a web page, so the endpoint may not be an OTLP receiver"
-UNREADABLE = "the answer could not be read to its end, so nobody knows whether the receiver left points out"
+UNREADABLE = "the answer could not be read to its end, so the number of rejected points is unknown"
 WORD = re.compile(r"\w+")
 
 

@@ -46,13 +46,14 @@ class Series(NamedTuple):
 
 
 class StoreReader:
-    """Reads the series of a store. Labels are converted once for each series, not at every push."""
+    """Reads the series of a store. A series that did not change since the previous push is not read again."""
 
     def __init__(self, store: Store, fresh: float) -> None:
         """`fresh`: seconds for which the observation time of a gauge that expires is used."""
         self._store = store
         self._fresh = fresh
-        self._labels: dict[Cell, Labels] = {}
+        self._series: dict[Cell, Series] = {}
+        self._versions: dict[Cell, int] = {}
         self._metrics = {
             family.metric: MetricInfo(family.metric.name, family.metric.help, family.metric.unit, family.metric.kind)
             for family in store
@@ -60,19 +61,21 @@ class StoreReader:
 
     def read(self, now: int) -> Iterator[Series]:
         """Yield all series as they are between two records; `now` is Unix time in nanoseconds."""
-        before, self._labels = self._labels, {}
-        for metric, shown in snapshot(self._store):
+        before, self._series = self._series, {}
+        known, self._versions = self._versions, {}
+        for metric, shown in snapshot(self._store, known=known):
             info = self._metrics[metric]
             expires = getattr(metric, "expires", False)
-            for key, cell, read_now in shown:
-                reading: Any = read_now  # without known versions all are read
-                labels = before.get(cell)
-                if labels is None:
-                    labels = _labels(metric, key)
-                self._labels[cell] = labels
-                bounds = cell.bounds if isinstance(cell, HistogramCell) else ()
-                observed = self._observed(cell, now) if expires else None
-                yield Series(info, labels, reading, bounds, cell, observed)
+            for key, cell, reading in shown:
+                series = before.get(cell)
+                if reading is not None:
+                    labels = _labels(metric, key) if series is None else series.labels
+                    bounds = cell.bounds if isinstance(cell, HistogramCell) else ()
+                    series = Series(info, labels, reading, bounds, cell)
+                if series is not None:
+                    self._series[cell] = series
+                    self._versions[cell] = series.reading.version
+                    yield series._replace(observed=self._observed(cell, now)) if expires else series
             checkpoint()
 
     def _observed(self, cell: Cell, now: int) -> float | None:

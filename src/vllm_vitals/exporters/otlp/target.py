@@ -1,4 +1,4 @@
-"""Where OTLP is pushed to, resolved from our settings and the standard variables."""
+"""The receiver of the pushes, resolved from our settings and the standard variables."""
 
 import re
 from base64 import b64encode
@@ -19,7 +19,7 @@ QUERY = re.compile(r"[?#].*\Z", re.DOTALL)
 
 
 class EndpointError(ValueError):
-    """An endpoint, a header or a proxy that nobody could use."""
+    """An endpoint, a header or a proxy that cannot be used, whatever the receiver does."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +35,33 @@ class Target:
     cert: str | None = None
     key: str | None = None
     insecure: bool = False
-    """gRPC without TLS; for HTTP the URL's scheme says it."""
+    """gRPC without TLS; for HTTP the scheme of the URL decides."""
     compression: str = "none"
     timeout: float = 10.0
 
     @property
     def tls(self) -> bool:
-        """Tell whether the connection is encrypted."""
+        """Return whether the connection is encrypted."""
         return not self.insecure if self.protocol == "grpc" else self.endpoint.startswith("https:")
 
     @property
     def shown(self) -> str:
-        """Return the endpoint as it may be logged: without a password that it may hold."""
+        """Return the endpoint for a log, without a password."""
         return shown_url(self.endpoint)
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Return what hides the values of headers, and what proves who asks in the URLs of receiver and proxies."""
+        """Return the redactor of header values, and of credentials in the URLs of receiver and proxies."""
         headers = [part for value in self.headers.values() for part in of_header(value)]
         proxies = [part for url in getproxies().values() for part in of_url(url) if "@" in url]
         return Redactor([*headers, *of_url(self.endpoint), *proxies])
 
     @property
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the headers as gRPC sends them; those whose name ends with `-bin` are bytes there.
+        """Return the headers for gRPC, where the values of names that end with `-bin` are bytes.
 
         Raises:
-            EndpointError: when such a one is not written in base64.
+            EndpointError: when such a value is not base64.
         """
         try:
             return tuple(
@@ -73,7 +73,7 @@ class Target:
 
 
 def resolve(settings: OtlpSettings) -> Target | None:
-    """Return the target that settings describe, `None` without an endpoint."""
+    """Return the target for the settings, `None` without an endpoint."""
     if not settings.enabled or settings.endpoint is None:
         return None
     grpc = settings.protocol == "grpc"
@@ -99,17 +99,17 @@ def _url(endpoint: str, signal_path: bool | None) -> str:  # noqa: FBT001
 
 
 def _headers(settings: OtlpSettings) -> dict[str, str]:
-    """Return what is sent along: the headers, and what an HTTP endpoint says of who asks, as any client would."""
+    """Return the configured headers, with the user and password of an HTTP endpoint as `Authorization`."""
     headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
     parts = split(settings.endpoint or "")
     if settings.protocol != "grpc" and parts.username and "authorization" not in map(str.lower, headers):
-        proof = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = f"Basic {b64encode(proof.encode()).decode()}"
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {b64encode(credentials.encode()).decode()}"
     return headers
 
 
 def _insecure(settings: OtlpSettings) -> bool:
-    """Tell whether to go without TLS: a scheme decides, then the setting; without either there is TLS."""
+    """Return whether to connect without TLS: the scheme decides, then the setting. The default is TLS."""
     scheme = (settings.endpoint or "").partition("://")[0].lower()
     if scheme in ("http", "https"):
         return scheme == "http"

@@ -63,12 +63,12 @@ class PrometheusExporter:
         self._close()
         self._app.close()
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close what a fork copied of the sockets, so that the port goes free with the parent."""
         if self._joined:
             self._joined.closed = True
         if self._server:
-            self._server.abandon()
+            self._server.after_fork_in_child()
 
     def _close(self) -> None:
         if self._server:

@@ -87,7 +87,7 @@ class Server(Generic[Page]):
         self._wake()
         self._free.wait(CLOSE_SECONDS)
 
-    def abandon(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close what a fork copied. The selector's own copy must not be changed: both processes share what it watches."""
         for copied in (*self._listeners, *(client.connection for client in self._slots), self._woken, self._waker):
             with suppress(OSError):

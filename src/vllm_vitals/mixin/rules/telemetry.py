@@ -102,7 +102,7 @@ def _step_age(make: Maker) -> Alert:
         "{{ $value | humanizeDuration }}",
         f"vLLM's own counter of tokens has moved over {duration(settings.window)}, and the plugin has seen no step for twice as long: our numbers stand still.",
         (
-            "vLLM's log for vllm_vitals: a feeder that ended, a plugin that vLLM dropped (elastic scale-up).",
+            "vLLM's log for vllm_vitals: a reading thread that ended, a plugin that vLLM dropped (elastic scale-up).",
             "Whether our endpoint is well: curl its /readyz.",
             "Whether both are of the same pod: compare the labels of vllm:generation_tokens_total with ours.",
         ),

@@ -39,6 +39,8 @@ from vllm_vitals.records.step import Finished, Step
 from vllm_vitals.store.series import HistogramCell
 from vllm_vitals.store.writers import scope_key
 
+pytestmark = pytest.mark.versions
+
 DELTA = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
 NANO = 10**9
@@ -446,3 +448,50 @@ def test_every_value_is_a_number() -> None:
     numbers = [point.as_double for point in receiver.last.values() if hasattr(point, "as_double")]
     assert numbers
     assert all(map(math.isfinite, numbers))
+
+
+def test_encoded_fields_are_made_once_and_forgotten_when_nobody_needs_them() -> None:
+    made: list[str] = []
+
+    def encode(key: str) -> bytes:
+        made.append(key)
+        return key.encode()
+
+    recent = encode_module.Recent[str](encode)
+    for push in range(10 * encode_module.PUSHES_REMEMBERED):
+        recent.begin()
+        assert recent.get("always") == b"always"
+        assert recent.get(f"only {push}") == f"only {push}".encode()
+    assert made.count("always") == 1
+    assert len(recent._now) + len(recent._before) <= 2 * encode_module.PUSHES_REMEMBERED + 2
+
+
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_a_series_that_did_not_change_is_not_encoded_again(temporality: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregator = full_collector()
+    builder = PushBuilder(aggregator.store, temporality=temporality, exponential=False, started=1.0, fresh=60.0)
+    first = builder.build()
+    builder.acknowledge(first)
+    encoded: list[str] = []
+    plain = builder._encode
+    monkeypatch.setattr(
+        builder,
+        "_encode",
+        lambda shape, series, *more: encoded.append(series.metric.name) or plain(shape, series, *more),
+    )
+    second = builder.build()
+    assert encoded == []
+    aggregator.store[RUNNING].number((MODEL, "0")).set(77, time.time())
+    third = builder.build()
+    assert encoded == [RUNNING.name]
+    before, after = metrics(decoded(second)), metrics(decoded(third))
+    assert set(before) == set(after)
+    lasting = {metric.name for metric in CATALOG if not getattr(metric, "expires", False)} & set(after)
+    assert lasting
+    assert all(point.time_unix_nano == third.time for name in lasting for point in data(after[name]).data_points)
+    assert 77 in [point.as_double for point in after[RUNNING.name].gauge.data_points]
+    for message in (*before.values(), *after.values()):
+        for point in data(message).data_points:
+            point.ClearField("time_unix_nano")
+    changed = [name for name in after if data(after[name]) != data(before[name])]
+    assert changed == [RUNNING.name]

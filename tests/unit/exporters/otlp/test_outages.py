@@ -182,7 +182,7 @@ def test_a_peer_that_answers_byte_by_byte_is_given_up_and_comes_back(pushing: An
 
 def test_a_name_server_that_does_not_answer_holds_one_thread(pushing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing bounds how long a name is looked up."""
-    monkeypatch.setattr(module, "GRACE", 0.1)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     answers, plain = threading.Event(), socket.getaddrinfo
 
     def look_up(*args: Any, **kwargs: Any) -> Any:
@@ -305,7 +305,7 @@ def test_the_last_push_does_not_promise_another(pushing: Any, caplog: Any) -> No
     pusher.exporter.start()
     pusher.exporter.stop()
     ((_, text),) = loud(caplog)
-    assert "This process ends: what was not pushed before is lost" in text
+    assert "The process ends: metrics since the last successful push are lost" in text
 
 
 @pytest.mark.parametrize(("status", "ok"), [(b"200 OK", True), (b"503 Busy", False)])
@@ -341,7 +341,7 @@ def test_a_web_page_is_a_success_that_is_told_once(pushing: Any, caplog: Any) ->
         pusher.close()
     ((level, text),) = loud(caplog)
     assert level == "WARNING"
-    assert text.endswith(f"took a push, but has something to say: {WEB_PAGE}")
+    assert text.endswith(f"accepted a push with a remark: {WEB_PAGE}")
 
 
 # --- A receiver that says no
@@ -483,7 +483,7 @@ def test_retry_after_headers(header: str, seconds: float) -> None:
 
 
 def test_a_peer_cannot_make_us_wait_for_ever(monkeypatch: pytest.MonkeyPatch, pushing: Any) -> None:
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.3)
+    monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.3)
     with HttpReceiver(Reply(503, headers={"Retry-After": "1e999"}), None).serve() as receiver:
         next_push_comes_after(receiver, pushing, 0.25)
 

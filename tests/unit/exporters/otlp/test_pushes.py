@@ -28,6 +28,8 @@ from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.records.step import CacheUse, Finished, Sleep
 from vllm_vitals.store.series import HistogramCell
 
+pytestmark = pytest.mark.versions
+
 OK, FAILED = PushResult(ok=True), PushResult(error="refused")
 
 

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from tests.unit.otlp import decoded, metrics
 from vllm_vitals.exporters.otlp.encode import Push, PushBuilder
-from vllm_vitals.exporters.otlp.series import Series, native_series
+from vllm_vitals.exporters.otlp.series import MetricInfo, Series, native_series
+from vllm_vitals.store.series import Reading
 from vllm_vitals.store.store import Store
+
+pytestmark = pytest.mark.versions
 
 ENGINE = ("engine",)
 
@@ -89,3 +93,36 @@ def test_a_counter_that_began_anew_is_sent_whole() -> None:
     (point,) = points(build.build(), "vllm:prompt_tokens_total")
     # The times of both points do not overlap.
     assert (point.as_double, point.start_time_unix_nano) == (4, before.time)
+
+
+def test_only_gauges_have_the_time_of_their_reading() -> None:
+    """The differences of a counter adjoin: each begins at the time of the push before."""
+    made, _, _ = registry()
+
+    def more() -> Iterable[Series]:
+        return (each._replace(observed=1000.5) for each in native_series(made, lambda _: False))
+
+    build = PushBuilder(Store([]), temporality="delta", exponential=False, started=1.0, fresh=60.0, more=more)
+    push = build.build()
+    assert {point.time_unix_nano for point in points(push, "vllm:num_requests_running")} == {1_000_500_000_000}
+    for name in ("vllm:prompt_tokens_total", "vllm:e2e_seconds"):
+        assert {point.time_unix_nano for point in points(push, name)} == {push.time}
+
+
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_a_number_that_cannot_be_encoded_costs_no_other(temporality: str) -> None:
+    made, counter, _ = registry()
+    odd = Series(MetricInfo("odd", "", "", "histogram"), (), Reading(0, 1.0, (2**64, 1)), (1.0,))
+
+    def more() -> Iterable[Series]:
+        yield odd
+        yield from native_series(made, lambda _: False)
+
+    build = PushBuilder(Store([]), temporality=temporality, exponential=False, started=1.0, fresh=60.0, more=more)
+    # Nothing is acknowledged, so a difference grows as a total does.
+    for value in (7, 8):
+        push = build.build()
+        assert push.unencodable == 1
+        assert next(points(push, "vllm:prompt_tokens_total")).as_double == value
+        assert "odd" not in metrics(decoded(push))
+        counter.labels("0").inc(1)

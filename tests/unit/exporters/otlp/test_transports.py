@@ -21,6 +21,8 @@ from vllm_vitals.deployment import runtime as runtime_module
 from vllm_vitals.exporters.otlp.exporter import otlp_exporter
 from vllm_vitals.exporters.otlp.target import Target, resolve
 
+pytestmark = pytest.mark.versions
+
 SECRET = "t0p-s3cret"  # noqa: S105
 
 kinds = pytest.mark.parametrize("kind", RECEIVERS)

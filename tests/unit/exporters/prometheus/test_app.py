@@ -35,7 +35,7 @@ from vllm_vitals.exporters.prometheus.app import accepts_gzip, prefers_openmetri
 from vllm_vitals.exporters.prometheus.exporter import PrometheusExporter, limits
 from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.text import OPENMETRICS, TEXT
-from vllm_vitals.ingest import drain as feed
+from vllm_vitals.ingest import step_drainer
 
 HOST = "127.0.0.1"
 NAME = "vitals_prometheus"
@@ -79,9 +79,9 @@ class Endpoint:
     def __init__(self, runtime: Runtime, native: Callable[[], Any] = CollectorRegistry) -> None:
         self.runtime = runtime
         config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
-        self.tap = runtime.attach(config, [0], Endpoint, "0.32.0")
+        self.queue = runtime.attach(config, [0], Endpoint, "0.32.0")
         self.exporter = PrometheusExporter(
-            runtime.aggregator, runtime.settings.prometheus, runtime.feed.problem, native
+            runtime.aggregator, runtime.settings.prometheus, runtime.drainer.problem, native
         )
         runtime.expose(NAME, lambda: self.exporter)
 
@@ -118,8 +118,8 @@ class Endpoint:
         return None
 
     def step(self, **fields: Any) -> None:
-        self.tap.record(SimpleNamespace(num_running_reqs=1, **fields), None, None, 0)
-        self.runtime.feed.drain()
+        self.queue.record(SimpleNamespace(num_running_reqs=1, **fields), None, None, 0)
+        self.runtime.drainer.drain()
 
 
 @pytest.fixture(scope="module")
@@ -282,17 +282,17 @@ def test_health_is_ok_while_the_feeder_drains(serve: Callable[..., Endpoint]) ->
 
 def test_health_is_bad_when_the_feeder_is_dead(serve: Callable[..., Endpoint]) -> None:
     endpoint = serve().up()
-    endpoint.runtime.feed.stop(20.0)
+    endpoint.runtime.drainer.stop(20.0)
     for path in HEALTH:
         status, _, body = endpoint.ask(path)
         assert status == 503
-        assert b"feeder" in body
+        assert b"the thread that reads steps has ended" in body
     assert endpoint.ask()[0] == 200
 
 
 def test_health_is_bad_when_the_feeder_hangs(serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = serve().up()
-    monkeypatch.setattr(feed, "SILENT", 0.0)
+    monkeypatch.setattr(step_drainer, "DEAD_SECONDS", 0.0)
     assert endpoint.ask("/healthz")[0] == 503
 
 

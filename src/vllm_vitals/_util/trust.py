@@ -6,7 +6,6 @@ from pathlib import Path
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.files import State, state
 from vllm_vitals._util.log import LOGGER
-from vllm_vitals.config.settings import NativeSettings
 
 LONGEST_REASON = 300
 
@@ -25,11 +24,6 @@ class Trust:
         self._contexts: dict[bool, tuple[State, ssl.SSLContext]] = {}
         """By whether we prove who we are: the state of the files, and what was made of them."""
         self._refused: State = ()
-
-    @classmethod
-    def of(cls, settings: NativeSettings) -> "Trust":
-        """Return the trust that settings describe."""
-        return cls(settings.tls_ca, settings.tls_cert, settings.tls_key)
 
     def context(self, *, proves: bool) -> ssl.SSLContext:
         """Return what a connection needs; `proves`: the server is the one that the client certificate is for.

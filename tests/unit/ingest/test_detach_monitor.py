@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.unit.builders import Clock, Sight, collect
-from vllm_vitals.ingest import detach_watch as module
-from vllm_vitals.ingest.detach_watch import LOOK, Watch
+from vllm_vitals.ingest import detach_monitor as module
+from vllm_vitals.ingest.detach_monitor import CHECK_SECONDS, DetachMonitor
 from vllm_vitals.records.step import Health
 from vllm_vitals.vllm import generated as counted
 
@@ -19,13 +19,13 @@ class Server:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.tokens = self.spent = 0.0
-        self.watch = Watch(lambda: self.tokens)
+        self.watch = DetachMonitor(lambda: self.tokens)
 
     def after(self, *, tokens: float = 0.0, spent: float = 0.0) -> bool | None:
         self.tokens += tokens
         self.spent += spent
-        self.clock.now += LOOK
-        return self.watch.look(lambda: self.spent)
+        self.clock.now += CHECK_SECONDS
+        return self.watch.check(lambda: self.spent)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_an_idle_server_is_no_cause(server: Server) -> None:
 def test_it_looks_no_more_often_than_it_has_to(server: Server) -> None:
     server.after()
     server.tokens += 5
-    assert server.watch.look(lambda: 0.0) is None
+    assert server.watch.check(lambda: 0.0) is None
     assert server.after() is True
 
 

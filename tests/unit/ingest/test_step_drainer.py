@@ -1,4 +1,4 @@
-"""The feeder reads taps as they fill, and tells the sink at the drain."""
+"""The feeder reads queues as they fill, and tells the sink at the drain."""
 
 import threading
 import time
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_vitals._util.pacing import checkpoint
-from vllm_vitals.ingest.drain import BATCH, NUMBERS, Feed, Source
-from vllm_vitals.ingest.step_queue import Tap
+from vllm_vitals.ingest.step_drainer import BATCH, LATENCIES, Source, StepDrainer
+from vllm_vitals.ingest.step_queue import StepQueue
 from vllm_vitals.records.step import Floats, Record, Step
 
 
@@ -34,25 +34,25 @@ def read(calls: list[Any], epoch: float) -> list[Step]:
     return [Step("m", "0", epoch + clock, clock, 0.0) for clock, *_ in calls]
 
 
-def feed(sink: Sink, tap: Tap) -> Feed:
-    made = Feed(sink, 0.2)
-    made._sources.append(Source(tap, read))
+def feed(sink: Sink, queue: StepQueue) -> StepDrainer:
+    made = StepDrainer(sink, 0.2)
+    made._sources.append(Source(queue, read))
     return made
 
 
-def record(tap: Tap, count: int) -> list[float]:
+def record(queue: StepQueue, count: int) -> list[float]:
     for _ in range(count):
-        tap.record(None, None, None, 0)
-    return [clock for clock, *_ in tap.queue]
+        queue.record(None, None, None, 0)
+    return [clock for clock, *_ in queue.calls]
 
 
 def test_what_was_read_is_told_at_the_drain_in_order() -> None:
-    sink, tap = Sink(), Tap(1000)
-    mine = feed(sink, tap)
-    first = record(tap, BATCH + 3)
+    sink, queue = Sink(), StepQueue(1000)
+    mine = feed(sink, queue)
+    first = record(queue, BATCH + 3)
     assert mine._gather() == (BATCH + 3) / BATCH
-    assert (len(tap.queue), sink.clocks, sink.until) == (0, [], [])
-    second = record(tap, 2)
+    assert (len(queue.calls), sink.clocks, sink.until) == (0, [], [])
+    second = record(queue, 2)
     mine.drain()
     assert sink.clocks == first + second
     mine.drain()
@@ -61,21 +61,11 @@ def test_what_was_read_is_told_at_the_drain_in_order() -> None:
 
 
 def test_long_lists_of_latencies_fill_it_as_many_steps_do() -> None:
-    tap = Tap(1000)
-    mine = Feed(Sink(), 0.2)
-    mine._sources.append(Source(tap, lambda calls, *_: [latencies(NUMBERS // 4) for _ in calls]))
-    record(tap, 2)
+    queue = StepQueue(1000)
+    mine = StepDrainer(Sink(), 0.2)
+    mine._sources.append(Source(queue, lambda calls, *_: [latencies(LATENCIES // 4) for _ in calls]))
+    record(queue, 2)
     assert mine._gather() == 0.5
-
-
-def test_what_is_written_down_waits_for_the_drain() -> None:
-    sink, tap = Sink(), Tap(1000, lambda call: str(call).encode())
-    mine = feed(sink, tap)
-    written = record(tap, BATCH + 3)
-    assert mine._gather() == 0
-    assert len(tap.queue) == BATCH + 3
-    mine.drain()
-    assert sink.clocks == written
 
 
 def latencies(count: int) -> Step:
@@ -83,13 +73,13 @@ def latencies(count: int) -> Step:
 
 
 def test_the_thread_tells_all_there_was_when_it_is_stopped() -> None:
-    sink, tap = Sink(expected=500), Tap(1000)
-    mine = Feed(sink, 0.01)
-    mine.attach(Source(tap, read))
+    sink, queue = Sink(expected=500), StepQueue(1000)
+    mine = StepDrainer(sink, 0.01)
+    mine.attach(Source(queue, read))
     for _ in range(500):
-        tap.record(None, None, None, 0)
+        queue.record(None, None, None, 0)
     assert sink.complete.wait(10)
-    tap.record(None, None, None, 0)
+    queue.record(None, None, None, 0)
     mine.stop(5)
     assert len(sink.clocks) == 501
     assert sink.clocks == sorted(sink.clocks)
@@ -102,8 +92,8 @@ def test_a_drain_that_fails_is_followed_by_the_next_in_its_time() -> None:
             raise RuntimeError
 
     sink = Failing()
-    mine, begun = Feed(sink, 0.1), time.monotonic()
-    mine.attach(Source(Tap(10), read))
+    mine, begun = StepDrainer(sink, 0.1), time.monotonic()
+    mine.attach(Source(StepQueue(10), read))
     threading.Event().wait(1.0)
     mine.stop(5)
     assert 1 <= len(sink.until) <= (time.monotonic() - begun) / 0.1 + 2  # not one after another
