@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_vitals._util.files import MOST_BYTES
-from vllm_vitals.config.load import LONGEST_LINE, SettingsError, load
+from vllm_vitals.config.load import MAX_LINE_LENGTH, SettingsError, load
 
 M = MOST_BYTES - 100
 LAUGHS = "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
@@ -91,7 +91,7 @@ def main() -> None:
                 lines = [*str(error).split("\n"), *error.warnings]
             worst = max(map(len, lines), default=0)
             sys.stdout.write(f"{name}: {len(lines)} lines, the longest of {worst}\n")
-            assert worst <= LONGEST_LINE, name
+            assert worst <= MAX_LINE_LENGTH, name
             assert len(lines) < 100, name
 
 

@@ -18,7 +18,7 @@ from vllm_vitals._util import documents, files
 from vllm_vitals._util import log as logs
 from vllm_vitals._util.files import MOST_BYTES
 from vllm_vitals.config import load as configuration
-from vllm_vitals.config.load import LONGEST_LINE, Loaded, SettingsError, is_strict, load
+from vllm_vitals.config.load import MAX_LINE_LENGTH, Loaded, SettingsError, is_strict, load
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.mixin.rules.loading import RulesConfigError, read
 
@@ -55,7 +55,7 @@ def outcome(environ: dict[str, str]) -> Loaded | SettingsError:
     lines = [*errors, *result.warnings]
     assert len(lines) <= MOST_LINES
     for line in lines:
-        assert 0 < len(line) <= LONGEST_LINE
+        assert 0 < len(line) <= MAX_LINE_LENGTH
         assert line.isprintable()
         assert SECRET not in line
     assert is_strict(environ) is (result.settings.strict if isinstance(result, Loaded) else result.strict)
@@ -141,7 +141,7 @@ slos:
   - {<<: *limits, name: chat}
   - {<<: *limits, name: batch, ttft: 1m}
 """
-    assert "there is no setting 'x-limits'" in problem({"VITALS_CONFIG": write(tmp_path, text)})
+    assert "unknown setting 'x-limits'" in problem({"VITALS_CONFIG": write(tmp_path, text)})
     text = "slos:\n  - &one {name: chat, ttft: 1s, target: 0.9}\n  - {<<: *one, name: batch, ttft: 1m}\n"
     loaded = outcome({"VITALS_CONFIG": write(tmp_path, text)})
     assert isinstance(loaded, Loaded)
@@ -378,7 +378,7 @@ def test_any_configuration_of_rules_is_taken_or_named(
     except RulesConfigError as error:
         lines = str(error).split("\n")
     assert len(lines) <= 21
-    assert all(str(path) in line and len(line) < LONGEST_LINE and line.isprintable() for line in lines)
+    assert all(str(path) in line and len(line) < MAX_LINE_LENGTH and line.isprintable() for line in lines)
 
 
 def test_a_configuration_of_rules_with_many_faults_shows_some(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The catalogue for readers: as a table, as JSON, and as the page `docs/metrics.md`."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
@@ -189,7 +188,7 @@ def _buckets(metric: Metric[Any]) -> dict[str, Any] | None:
     return {"family": metric.buckets, "bounds": list(plan(None)[metric.buckets])}
 
 
-def _table(group: str, metrics: Iterable[Metric[Any]]) -> Table:
+def _table(group: str, metrics: Group) -> Table:
     table = Table(title=group, title_justify="left", title_style="bold", expand=True, show_lines=True)
     table.add_column("metric, Prometheus name", overflow="fold", ratio=5)
     table.add_column("kind, unit", width=12)
@@ -220,7 +219,7 @@ def _label_help(label: Label) -> str:
 
 def _facts(metric: Metric[Any]) -> dict[str, str]:
     facts = {
-        "switched on by": FEATURES[metric.needs] if metric.needs else "",
+        "enabled by": FEATURES[metric.needs] if metric.needs else "",
         "since vLLM": metric.since,
         "vLLM's counterpart": metric.vllm_name,
     }

@@ -1,7 +1,7 @@
 """The standard `OTEL_*` variables, read for the metrics signal in the specification's order.
 
-A value that the specification does not allow is a warning and the default, as it asks; a file that is not there is
-an error, for going on without it would mean going on with the wrong trust.
+As the specification asks, a value that it does not allow causes a warning, and the default is used. A missing file is an
+error: without it, the wrong peers would be trusted.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +16,12 @@ from vllm_vitals._util.redact import shown_text
 from vllm_vitals.config.settings import OtlpSettings
 
 Path_ = tuple[str, ...]
-LONGEST_VARIABLE = 2**17
-"""Characters of a variable's value; the kernel of Linux passes no more on."""
-LONGEST_SHOWN = 250
-"""Characters of a value that a line about it shows."""
-SHORT = 1.0
-"""Seconds below which a timeout was probably not meant in milliseconds."""
+MAX_VARIABLE_LENGTH = 2**17
+"""Characters of a variable's value. The Linux kernel accepts no more."""
+MAX_VALUE_LENGTH = 250
+"""Characters of a value in a message."""
+SUSPICIOUS_TIMEOUT_SECONDS = 1.0
+"""A shorter timeout was probably meant in seconds, not milliseconds."""
 
 
 def _same(text: str) -> Any:
@@ -31,7 +31,7 @@ def _same(text: str) -> Any:
 def _milliseconds(text: str) -> float:
     try:
         return float(text) / 1000
-    except ValueError:  # its own words repeat the text, which may hold a password
+    except ValueError:  # its message repeats the text, which may hold a password
         raise ValueError("expected a number") from None
 
 
@@ -68,13 +68,13 @@ def _aggregation(text: str) -> str:
 
 @dataclass(frozen=True)
 class Variable:
-    """A setting that standard variables stand for; the first that is set counts."""
+    """A setting with standard variables. The first that is set counts."""
 
     names: tuple[str, ...]
     path: Path_
     parse: Callable[[str], Any] = _same
     lenient: bool = True
-    """Whether a wrong value is a warning rather than an error."""
+    """Whether a wrong value causes a warning instead of an error."""
     secret: bool = False
 
 
@@ -101,16 +101,16 @@ VARIABLES = (
     Variable(("OTEL_SERVICE_NAME",), ("otlp", "service_name")),
     Variable(("OTEL_RESOURCE_ATTRIBUTES",), ("otlp", "resource"), pairs),
 )
-"""Every standard variable that is obeyed. Those of other signals are not among them."""
+"""Every supported standard variable. Variables of other signals are not supported."""
 
 
 def read(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path_, Any, str]]:
-    """Yield setting, value and variable of what the standard variables say; an empty variable is unset."""
+    """Yield the setting, value and variable of each standard variable. An empty variable counts as not set."""
     for variable in VARIABLES:
         name = next((name for name in variable.names if environ.get(name, "").strip()), None)
         if name is None:
             continue
-        given = "" if variable.secret else f"={shown(environ[name], LONGEST_SHOWN, shown_text)}"
+        given = "" if variable.secret else f"={shown(environ[name], MAX_VALUE_LENGTH, shown_text)}"
         try:
             value = _value(variable, environ[name])
         except (ValueError, ValidationError) as error:
@@ -119,30 +119,30 @@ def read(environ: Mapping[str, str], warnings: list[str]) -> Iterator[tuple[Path
             unit = (
                 ""
                 if variable.parse is not _milliseconds
-                else f"; it is in milliseconds: {1000 * default:.0f} are {default:g} s"
+                else f"; the unit is milliseconds: {1000 * default:.0f} means {default:g} s"
             )
             warnings.append(
-                f"{name}{given} is not used ({clean(reason, LONGEST_SHOWN)}); "
+                f"{name}{given} is ignored ({clean(reason, MAX_VALUE_LENGTH)}); "
                 f"{'.'.join(variable.path)} stays {default!r}{unit}"
             )
             continue
         yield variable.path, value, name
-        if variable.path == ("otlp", "timeout") and value < SHORT:
+        if variable.path == ("otlp", "timeout") and value < SUSPICIOUS_TIMEOUT_SECONDS:
             meant = 1000 * value
             warnings.append(
-                f"{name}{given} is {value:g} s, for it is in milliseconds; if {meant:g} s are meant, write {1000 * meant:.0f}"
+                f"{name}{given} means {value:g} s, because its unit is milliseconds; for {meant:g} s write {1000 * meant:.0f}"
             )
         if variable.path == ("otlp", "endpoint"):
-            # The specification: the signal's own endpoint is used as it is, the common one gets the path.
+            # By the specification, the signal's own endpoint is used unchanged; the common one gets the path appended.
             yield ("otlp", "signal_path"), name == "OTEL_EXPORTER_OTLP_ENDPOINT", name
     if off := _switch(environ, warnings):
         yield ("otlp", "enabled"), False, off
 
 
 def _value(variable: Variable, text: str) -> Any:
-    """Return what a variable says; raise `ValueError`, or pydantic's error, for what is not allowed."""
-    if len(text) > LONGEST_VARIABLE:
-        raise ValueError(f"it is longer than {LONGEST_VARIABLE} characters")
+    """Return the value of a variable; raise `ValueError`, or pydantic's error, if it is not allowed."""
+    if len(text) > MAX_VARIABLE_LENGTH:
+        raise ValueError(f"it is longer than {MAX_VARIABLE_LENGTH} characters")
     value = variable.parse(text.strip())
     if variable.lenient:
         OtlpSettings.model_validate({variable.path[-1]: value})
@@ -150,23 +150,23 @@ def _value(variable: Variable, text: str) -> Any:
 
 
 def _switch(environ: Mapping[str, str], warnings: list[str]) -> str:
-    """Return the variable that switches the push off, `""` for none."""
-    if environ.get(DISABLED, "").strip().lower() == "true":
-        return DISABLED
-    text = environ.get(EXPORTERS, "")
-    names = [name for name in map(str.strip, text[:LONGEST_VARIABLE].lower().split(",")) if name]
+    """Return the variable that turns the push off, or `""`."""
+    if environ.get(SDK_DISABLED, "").strip().lower() == "true":
+        return SDK_DISABLED
+    text = environ.get(METRICS_EXPORTER, "")
+    names = [name for name in map(str.strip, text[:MAX_VARIABLE_LENGTH].lower().split(",")) if name]
     known = [name for name in names if name in SELECTABLE]
-    if idle := list(dict.fromkeys(name for name in names if name not in OURS)):
+    if idle := list(dict.fromkeys(name for name in names if name not in SUPPORTED)):
         warnings.append(
-            f"{EXPORTERS}={shown(text, LONGEST_SHOWN, shown_text)}: {clean(', '.join(idle[:MOST_IDLE]), LONGEST_SHOWN)} "
-            f"has no effect; there are {', '.join(OURS)}"
+            f"{METRICS_EXPORTER}={shown(text, MAX_VALUE_LENGTH, shown_text)}: {clean(', '.join(idle[:MAX_IGNORED_NAMES]), MAX_VALUE_LENGTH)} "
+            f"has no effect; the supported names are {', '.join(SUPPORTED)}"
         )
-    return EXPORTERS if known and ("none" in known or "otlp" not in known) else ""
+    return METRICS_EXPORTER if known and ("none" in known or "otlp" not in known) else ""
 
 
-SWITCHES = DISABLED, EXPORTERS = "OTEL_SDK_DISABLED", "OTEL_METRICS_EXPORTER"
-"""Variables that may switch the push off."""
-OURS = ("otlp", "prometheus", "none")
-SELECTABLE = (*OURS, "console", "logging")
-"""What the specification has. A name that it does not have is passed over, and selects nothing."""
-MOST_IDLE = 10
+SWITCHES = SDK_DISABLED, METRICS_EXPORTER = "OTEL_SDK_DISABLED", "OTEL_METRICS_EXPORTER"
+"""Variables that can turn the push off."""
+SUPPORTED = ("otlp", "prometheus", "none")
+SELECTABLE = (*SUPPORTED, "console", "logging")
+"""Names in the specification. Other names are ignored and select nothing."""
+MAX_IGNORED_NAMES = 10

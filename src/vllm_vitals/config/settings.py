@@ -1,6 +1,6 @@
-"""Every setting, its default and what it allows, declared once.
+"""Every setting with its default and its allowed values, declared once.
 
-`vllm_vitals.config.load` fills them in from the environment and a file.
+`vllm_vitals.config.load` reads them from the environment and a file.
 """
 
 import re
@@ -29,12 +29,12 @@ from vllm_vitals.config.types import (
     Whole,
 )
 
-HEADER = re.compile(r"[A-Za-z0-9._-]+")
-"""What gRPC allows of a header's name; HTTP allows a little more, which nobody uses."""
+HEADER_NAME = re.compile(r"[A-Za-z0-9._-]+")
+"""Header names that gRPC allows. HTTP allows a few more characters, which no receiver uses."""
 
 
 def split(address: str) -> SplitResult:
-    """Return the parts of a URL, or of a bare host and port; raise `ValueError` for a bracket that is not closed."""
+    """Return the parts of a URL, or of a host and port alone. Raise `ValueError` for an unclosed bracket."""
     return urlsplit(address if "://" in address else f"//{address}")
 
 
@@ -42,23 +42,28 @@ class PrometheusSettings(Section):
     """The scrape endpoint."""
 
     enabled: bool = Field(True, description="Serve a scrape endpoint.")
-    host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all.")
+    host: str = Field("localhost", min_length=1, description="Address to listen on; 0.0.0.0 or :: for all addresses.")
     port: Whole = Field(9464, ge=0, le=65535, description="Port to listen on; 0 lets the system choose one.")
     tls_cert: File | None = Field(
-        None, description="PEM certificate (chain); serves HTTPS together with tls_key. All three files are read anew "
-        "when they change."
-    )  # fmt: skip
+        None,
+        description="PEM certificate (chain). Together with tls_key it enables HTTPS. All three files are reloaded when "
+        "they change.",
+    )
     tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
     tls_client_ca: File | None = Field(None, description="PEM CA that client certificates must be signed by (mTLS).")
     include_native: bool = Field(
-        False, description="Serve vLLM's own metrics here too, from our thread, so that /metrics of the serving "
-        "event loop need not be scraped."
-    )  # fmt: skip
+        False,
+        description="Serve vLLM's own metrics here too, from our thread. Then /metrics on the serving event loop need "
+        "not be scraped.",
+    )
     join_native: bool = Field(
-        False, description="Also appear on vLLM's own /metrics, which is rendered on the serving event loop; not "
-        "with several API servers or a sidecar."
-    )  # fmt: skip
-    retry_interval: Number = Field(5.0, ge=0.1, le=3600, description="Seconds between tries to listen.")
+        False,
+        description="Show our metrics on vLLM's own /metrics too, which is rendered on the serving event loop. No effect "
+        "with several API servers or a sidecar.",
+    )
+    retry_interval: Number = Field(
+        5.0, ge=0.1, le=3600, description="Seconds between attempts to listen while the port cannot be used."
+    )
 
     @field_validator("tls_key")
     @classmethod
@@ -68,7 +73,7 @@ class PrometheusSettings(Section):
         except OSError as error:
             raise ValueError(f"must be a file that this process can read: {error}") from error
         if b"ENCRYPTED" in content:
-            raise ValueError("must not be encrypted: there is no one to type its passphrase")
+            raise ValueError("must not be encrypted: nobody can type its passphrase")
         return path
 
     @model_validator(mode="after")
@@ -78,58 +83,63 @@ class PrometheusSettings(Section):
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         if self.include_native and self.join_native:
-            raise ValueError("include_native and join_native would show each metric twice: set one of them")
+            raise ValueError(
+                "include_native and join_native together would show each metric twice: set only one of them"
+            )
         return self
 
 
 class OtlpSettings(Section):
-    """The push over OTLP; on as soon as an endpoint is known."""
+    """The push over OTLP; on as soon as an endpoint is set."""
 
-    enabled: bool = Field(True, description="Push once an endpoint is set.")
+    enabled: bool = Field(True, description="Push if an endpoint is set.")
     endpoint: str | None = Field(
         None, min_length=1, description="URL of the receiver, such as http://collector:4318; for gRPC also host:port."
-    )  # fmt: skip
+    )
     signal_path: bool | None = Field(
-        None, description="Append /v1/metrics to the endpoint for HTTP; by default only where it has no path."
-    )  # fmt: skip
-    protocol: Literal["http/protobuf", "grpc"] = Field("http/protobuf", description="How to push.")
+        None, description="Append /v1/metrics to the endpoint for HTTP; by default only if the endpoint has no path."
+    )
+    protocol: Literal["http/protobuf", "grpc"] = Field("http/protobuf", description="Protocol of the push.")
     headers: dict[str, SecretStr] = Field(
         default_factory=dict, description="Headers of each push, as JSON; the values are never shown."
-    )  # fmt: skip
+    )
     tls_ca: File | None = Field(None, description="PEM CA that the receiver's certificate must be signed by.")
     tls_cert: File | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
     tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
     insecure: bool | None = Field(
-        None, description="gRPC without TLS; by default what the endpoint's scheme says, and TLS without a scheme."
-    )  # fmt: skip
-    compression: Literal["none", "gzip"] = Field("gzip", description="How to compress a push.")
-    timeout: Number = Field(10.0, ge=0.1, le=300, description="Seconds that a push may take.")
+        None, description="gRPC without TLS. By default the endpoint's scheme decides; without a scheme there is TLS."
+    )
+    compression: Literal["none", "gzip"] = Field("gzip", description="Compression of a push.")
+    timeout: Number = Field(10.0, ge=0.1, le=300, description="Longest duration of a push, in seconds.")
     interval: Number = Field(15.0, ge=0.1, le=3600, description="Seconds between two pushes.")
     shutdown_timeout: Number = Field(
-        2.0, ge=0, le=60, description="Seconds that the last push may hold the end of the process; 0 for none."
-    )  # fmt: skip
+        2.0,
+        ge=0,
+        le=60,
+        description="Seconds by which the last push may delay the end of the process; 0 for no last push.",
+    )
     temporality: Literal["cumulative", "delta", "lowmemory"] = Field(
-        "cumulative", description="Whether counters and histograms are pushed as totals or as differences."
-    )  # fmt: skip
+        "cumulative",
+        description="cumulative: counters and histograms are pushed as totals. delta, lowmemory: as differences.",
+    )
     histograms: Literal["explicit", "exponential"] = Field(
-        "explicit", description="Whether histograms have the buckets of their family or base-2 exponential ones."
-    )  # fmt: skip
-    include_native: bool = Field(
-        False, description="Push vLLM's own metrics too, and whatever else is in its registry."
-    )  # fmt: skip
+        "explicit",
+        description="explicit: histograms have the buckets of their family. exponential: they have base-2 exponential buckets.",
+    )
+    include_native: bool = Field(False, description="Push vLLM's own metrics too, and everything else in its registry.")
     service_name: str | None = Field(
-        None, min_length=1, description="service.name of the resource; vllm when its attributes name none either."
-    )  # fmt: skip
-    resource: dict[str, str] = Field(default_factory=dict, description="More attributes of the resource, as JSON.")
+        None, min_length=1, description="service.name of the resource. If neither this nor the attributes set it: vllm."
+    )
+    resource: dict[str, str] = Field(default_factory=dict, description="Further attributes of the resource, as JSON.")
 
     @field_validator("headers")
     @classmethod
     def _sendable(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, value in headers.items():
-            if not HEADER.fullmatch(name):  # and it is not shown: of `authorization:TOKEN=` it is the most
+            if not HEADER_NAME.fullmatch(name):  # the name is not shown: in `authorization:TOKEN=` it holds the secret
                 raise ValueError("the name of a header may hold letters, digits, '-', '_' and '.' only")
             if not (name + value.get_secret_value()).isascii() or not (name + value.get_secret_value()).isprintable():
-                raise ValueError(f"the header {name!r} holds something that is no printable ASCII")
+                raise ValueError(f"the header {name!r} contains characters that are not printable ASCII")
         return headers
 
     @model_validator(mode="after")
@@ -142,7 +152,7 @@ class OtlpSettings(Section):
         try:
             split(self.endpoint or "")
         except ValueError as error:
-            raise ValueError(f"endpoint={shown_url(self.endpoint or '')!r} is no address") from error
+            raise ValueError(f"endpoint={shown_url(self.endpoint or '')!r} is not a valid address") from error
         if self.protocol == "http/protobuf" and self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             raise ValueError(
                 f"endpoint={shown_url(self.endpoint)!r} must begin with http:// or https:// for http/protobuf"
@@ -151,35 +161,42 @@ class OtlpSettings(Section):
 
 
 class WireSettings(Section):
-    """How serving processes reach a collector outside of them: one of several API servers, or a sidecar."""
+    """The connection to a collector in another process: one of several API servers, or a sidecar."""
 
     sidecar: Socket | None = Field(
-        None, description="Unix socket of a `vllm-vitals sidecar`: steps go there, and nothing is exported from here."
-    )  # fmt: skip
+        None,
+        description="Unix socket of a `vllm-vitals sidecar`. Steps are sent there, and this process exports nothing.",
+    )
     socket: Socket | None = Field(
-        None, description="Unix socket by which the API servers of one deployment meet; unset, they find each other "
-        "by the process that started them, below TMPDIR, XDG_RUNTIME_DIR or /tmp."
-    )  # fmt: skip
-    interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between two batches of steps.")
+        None,
+        description="Unix socket for the API servers of one deployment. By default its name comes from the process that "
+        "started them, in a directory below TMPDIR, XDG_RUNTIME_DIR or /tmp.",
+    )
+    interval: Number = Field(0.25, ge=0.01, le=5, description="Seconds between batches of steps.")
     buffer: Whole = Field(
-        64 * 2**20, ge=2**20, le=2**34, description="Bytes of steps that may wait for the collector; beyond, the "
-        "oldest are dropped and counted."
-    )  # fmt: skip
+        64 * 2**20,
+        ge=2**20,
+        le=2**34,
+        description="Largest number of bytes that may wait for the collector. Beyond it, the oldest steps are "
+        "dropped and counted.",
+    )
 
 
 class NativeSettings(Section):
-    """vLLM's own metrics, where they have to be fetched: this process has no registry of theirs, or is a sidecar."""
+    """How to fetch vLLM's own metrics, for a sidecar or for a process without their registry."""
 
     url: str | None = Field(
-        None, pattern=r"^https?://", description="vLLM's /metrics, when include_native shall take it from there. A "
-        "sidecar shows the same numbers under our names: for a vLLM in which no plugin can load."
-    )  # fmt: skip
-    interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between two fetches of a sidecar.")
-    timeout: Number = Field(5.0, ge=0.1, le=60, description="Seconds that a fetch may take.")
+        None,
+        pattern=r"^https?://",
+        description="URL of vLLM's /metrics, as the source for include_native. A sidecar shows these numbers under our names, "
+        "for a vLLM in which no plugin can load.",
+    )
+    interval: Number = Field(5.0, ge=0.5, le=300, description="Seconds between fetches by a sidecar.")
+    timeout: Number = Field(5.0, ge=0.1, le=60, description="Longest duration of a fetch, in seconds.")
     tls_ca: File | None = Field(
         None,
-        description="PEM CA that the certificate of the url's server must be signed by; unset, the system's. All three "
-        "files are read anew when they change.",
+        description="PEM CA that must have signed the certificate of the URL's server; by default the system's CAs. All "
+        "three files are reloaded when they change.",
     )
     tls_cert: File | None = Field(None, description="PEM client certificate for mTLS, together with tls_key.")
     tls_key: File | None = Field(None, description="PEM private key of tls_cert.")
@@ -203,62 +220,73 @@ class NativeSettings(Section):
 
 
 class GpuSettings(Section):
-    """The GPUs that the engines work on."""
+    """The GPUs of the engines."""
 
     enabled: bool = Field(True, description="Sample the GPUs.")
-    interval: Number = Field(1.0, ge=0.1, le=60, description="Seconds between two samples.")
+    interval: Number = Field(1.0, ge=0.1, le=60, description="Seconds between samples.")
     devices: str | None = Field(
-        None, max_length=4096, description="Those that vLLM may use, written as in CUDA_VISIBLE_DEVICES, which counts by "
-        "default; or all, to sample every one that the driver shows."
-    )  # fmt: skip
+        None,
+        max_length=4096,
+        description="GPUs to sample, written as in CUDA_VISIBLE_DEVICES, which is the default; or all, for every GPU "
+        "that the driver shows.",
+    )
 
 
 class PriceSettings(Section):
-    """What GPUs cost."""
+    """Prices of GPUs."""
 
-    per_gpu_hour: Price | None = Field(
-        None, description="Price of one GPU for an hour; unset, nothing is told in money."
-    )  # fmt: skip
-    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="Its currency, by its code of three letters.")
+    per_gpu_hour: Price | None = Field(None, description="Price of one GPU per hour. If unset, no cost metrics.")
+    currency: str = Field(
+        "USD", pattern=r"^[A-Z]{3}$", description="Currency of the price, as a code of three letters."
+    )
 
 
 class PerfSettings(Section):
-    """What a GPU can do at most, where that is not known by its name."""
+    """Peak performance of a GPU, if its name is not known."""
 
     peak_flops: Peak | None = Field(
-        None, description="Floating-point operations per second of one GPU, such as 989e12: dense, and at "
-        "the precision that the model is computed with."
-    )  # fmt: skip
+        None,
+        description="Peak floating-point operations per second of one GPU, such as 989e12: dense, at the precision "
+        "of the model.",
+    )
     peak_bandwidth: Peak | None = Field(
-        None, description="Bytes per second between one GPU and its memory, such as 3.35e12."
-    )  # fmt: skip
+        None, description="Peak bytes per second between one GPU and its memory, such as 3.35e12."
+    )
 
 
 class GenAISettings(Section):
     """The `gen_ai.server.*` metrics of the OpenTelemetry conventions."""
 
-    enabled: bool = Field(True, description="Keep the gen_ai.server.* metrics.")
+    enabled: bool = Field(True, description="Export the gen_ai.server.* metrics.")
     operation_name: str = Field(
-        "chat", min_length=1, max_length=64,
-        description="gen_ai.operation.name: vLLM's stats do not tell chat from text_completion. Unset, it is embeddings for "
-        "a model that pools.",
-    )  # fmt: skip
-    provider_name: str = Field("vllm", min_length=1, max_length=64, description="gen_ai.provider.name.")
+        "chat",
+        min_length=1,
+        max_length=64,
+        description="Value of gen_ai.operation.name. vLLM's stats do not distinguish chat from text_completion. If unset, "
+        "pooling models have embeddings.",
+    )
+    provider_name: str = Field("vllm", min_length=1, max_length=64, description="Value of gen_ai.provider.name.")
 
 
 class Slo(Section):
-    """A service level objective: which requests it is about, what they may take, and how many of them have to."""
+    """A service level objective: its requests, their limits, and the share of them that must be good."""
 
-    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$", description="What the label `slo` shows.")
-    target: Share = Field(description="Share of the requests that shall be good.")
-    ttft: Duration | None = Field(None, description="The longest time to first token.")
-    tpot: Duration | None = Field(None, description="The longest mean time per output token after the first.")
-    e2e: Duration | None = Field(None, description="The longest duration.")
-    prompt_tokens: TokenRange | None = Field(None, description="Least and most prompt tokens, null for any.")
-    output_tokens: TokenRange | None = Field(None, description="Least and most tokens generated, null for any.")
-    finish_reasons: list[FinishReason] | None = Field(None, min_length=1, description="Why they ended; unset, any.")
-    errors: Literal["bad", "ignore"] = Field("bad", description="What a request that failed counts as.")
-    aborts: Literal["ignore", "bad", "judge"] = Field("ignore", description="What one that was cut off counts as.")
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$", description="Value of the label `slo`.")
+    target: Share = Field(description="Share of the requests that must be good.")
+    ttft: Duration | None = Field(None, description="Longest time to first token.")
+    tpot: Duration | None = Field(None, description="Longest mean time per output token after the first.")
+    e2e: Duration | None = Field(None, description="Longest duration of the request.")
+    prompt_tokens: TokenRange | None = Field(
+        None, description="Smallest and largest number of prompt tokens; null for no limit."
+    )
+    output_tokens: TokenRange | None = Field(
+        None, description="Smallest and largest number of generated tokens; null for no limit."
+    )
+    finish_reasons: list[FinishReason] | None = Field(
+        None, min_length=1, description="Finish reasons of the requests; by default all."
+    )
+    errors: Literal["bad", "ignore"] = Field("bad", description="How failed requests count.")
+    aborts: Literal["ignore", "bad", "judge"] = Field("ignore", description="How aborted requests count.")
 
     @model_validator(mode="after")
     def _limits(self) -> "Slo":
@@ -270,27 +298,35 @@ class Slo(Section):
 class Settings(Section):
     """All settings of the plugin."""
 
-    strict: bool = Field(False, description="Let vLLM fail to start when a setting is wrong.")
-    queue_size: Whole = Field(2048, ge=16, le=1_000_000, description="Maximum of steps that wait to be read.")
+    strict: bool = Field(False, description="Make vLLM fail to start if a setting is wrong.")
+    queue_size: Whole = Field(
+        2048, ge=16, le=1_000_000, description="Largest number of steps in the queue between vLLM and our thread."
+    )
     drain_interval: Number = Field(
-        1.0, ge=0.001, le=10, description="Seconds between two drains of that queue; a scrape or push drains it too."
-    )  # fmt: skip
+        1.0, ge=0.001, le=10, description="Seconds between drains of that queue; a scrape or push drains it too."
+    )
     stale_after: Number = Field(
-        60.0, ge=0, le=86400, description="Seconds of silence in the middle of work after which an engine's gauges "
-        "go away; 0 keeps them."
-    )  # fmt: skip
+        60.0,
+        ge=0,
+        le=86400,
+        description="Seconds after which the gauges of an engine disappear, if it stops reporting in the middle of its "
+        "work; 0 keeps them.",
+    )
     exemplars: bool = Field(
-        False, description="Put the request id beside the latest value of each bucket of the per-request "
-        "latency histograms, in OpenMetrics and OTLP. It takes vLLM 0.20.0 or newer, which tells request ids."
-    )  # fmt: skip
+        False,
+        description="Add the request id to the latest value of each bucket of the per-request latency histograms, in "
+        "OpenMetrics and OTLP. Needs vLLM 0.20.0 or newer; older ones do not report request ids.",
+    )
     buckets: dict[str, list[Number]] = Field(
-        default_factory=dict, description="Bucket bounds by family, as JSON; they win over vLLM's "
-        "--custom-histogram-buckets and over the defaults."
-    )  # fmt: skip
+        default_factory=dict,
+        description="Bucket bounds by family, as JSON. They take precedence over vLLM's --custom-histogram-buckets and "
+        "the defaults.",
+    )
     slos: list[Slo] = Field(
-        default_factory=list, description=f"Service level objectives, at most {MAX_SLOS}: name, target and at least one "
-        "of ttft, tpot and e2e for each. docs/slo.md has the rest."
-    )  # fmt: skip
+        default_factory=list,
+        description=f"Service level objectives, at most {MAX_SLOS}: each with name, target and at least "
+        "one of ttft, tpot and e2e. docs/slo.md explains them.",
+    )
     prometheus: PrometheusSettings = PrometheusSettings()
     otlp: OtlpSettings = OtlpSettings()
     wire: WireSettings = WireSettings()
@@ -312,5 +348,5 @@ class Settings(Section):
             raise ValueError(f"there may be at most {MAX_SLOS} SLOs, not {len(slos)}")
         names = [slo.name for slo in slos]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"each SLO needs a name of its own; more than one has {', '.join(map(repr, twice))}")
+            raise ValueError(f"each SLO needs its own name; more than one has {', '.join(map(repr, twice))}")
         return slos

@@ -106,4 +106,4 @@ def test_standard_variables_that_are_not_used_are_warned_of():
     for environ in ({}, {"VITALS_OTLP__TIMEOUT": "x"}, {"VITALS_QUEUE_SIZE": "x"}):
         finding = look(OTEL_EXPORTER_OTLP_PROTOCOL="http/json", **environ)[-1]
         assert finding.status is Status.WARN
-        assert "OTEL_EXPORTER_OTLP_PROTOCOL='http/json' is not used" in finding.found
+        assert "OTEL_EXPORTER_OTLP_PROTOCOL='http/json' is ignored" in finding.found

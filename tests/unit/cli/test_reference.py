@@ -83,7 +83,7 @@ def test_table_names_groups_metrics_and_switches():
         assert metric.name in text
         assert metric.prometheus in text
     assert text.index("\nstep ") < text.index("\nrequests ")
-    assert "switched on by: --enable-mfu-metrics" in text
+    assert "enabled by: --enable-mfu-metrics" in text
     assert "vLLM's counterpart: vllm:num_requests_running" in text
 
 

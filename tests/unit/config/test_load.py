@@ -136,7 +136,7 @@ WRONG = [
     ({"VITALS_PROMETHEUS": "yes"}, ["VITALS_PROMETHEUS", "'yes'", "dictionary"]),
     ({"VITALS_PROMETHEUS__PROT": "1"}, ["VITALS_PROMETHEUS__PROT", "did you mean 'port'"]),
     ({"VITALS_PROMETHEUS__PORT__X": "1"}, ["VITALS_PROMETHEUS__PORT__X", "prometheus.port"]),
-    ({"VITALS_PROMETHEUS__ZZZ": "1"}, ["VITALS_PROMETHEUS__ZZZ", "there are", "port", "host"]),
+    ({"VITALS_PROMETHEUS__ZZZ": "1"}, ["VITALS_PROMETHEUS__ZZZ", "the settings are", "port", "host"]),
     ({"VITALS_GEN_AI__PROVIDER_NAME": "x" * 65}, ["VITALS_GEN_AI__PROVIDER_NAME", "xxx", "at most 64"]),
     ({"VITALS_PROMETHEUS__TLS_CERT": "/no/such"}, ["VITALS_PROMETHEUS__TLS_CERT", "/no/such", "can read"]),
 ]  # fmt: skip
@@ -293,7 +293,7 @@ def test_an_alias_that_leads_back_to_itself_is_an_error_like_any_other(tmp_path:
 def test_a_key_that_is_given_twice_in_json() -> None:
     (line,) = problems({"VITALS_PROMETHEUS": '{"tls_cert": "a", "port": 1, "port": 2}'})
     assert line.startswith("VITALS_PROMETHEUS=")
-    assert "'port' given more than once; a key may be given once" in line
+    assert "'port' given more than once; each key may be given once" in line
 
 
 @pytest.mark.parametrize("end", ['"timeout": 1, "timeout": 2}', '"timeout": '])

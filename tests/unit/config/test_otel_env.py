@@ -287,10 +287,10 @@ def test_switches(environ: dict[str, str], *, on: bool) -> None:
         ("prometheus", ""),
         ("none", ""),
         ("otlp,prometheus", ""),
-        ("console", "'console': console has no effect; there are otlp, prometheus, none"),
+        ("console", "'console': console has no effect; the supported names are otlp, prometheus, none"),
         (
             "otlp, Logging,logging,typo",
-            "'otlp, Logging,logging,typo': logging, typo has no effect; there are otlp, prometheus, none",
+            "'otlp, Logging,logging,typo': logging, typo has no effect; the supported names are otlp, prometheus, none",
         ),
     ],
 )
@@ -304,13 +304,13 @@ def test_a_timeout_that_was_meant_in_seconds_is_warned_of() -> None:
         loaded = load({f"{prefix}TIMEOUT": "120"})
         assert loaded.settings.otlp.timeout == 0.12
         assert loaded.warnings == [
-            f"{prefix}TIMEOUT='120' is 0.12 s, for it is in milliseconds; if 120 s are meant, write 120000"
+            f"{prefix}TIMEOUT='120' means 0.12 s, because its unit is milliseconds; for 120 s write 120000"
         ]
     assert load({f"{GENERIC}TIMEOUT": "1000"}).warnings == []
     (warning,) = load({f"{GENERIC}TIMEOUT": "10"}).warnings
     assert warning == (
-        f"{GENERIC}TIMEOUT='10' is not used (Input should be greater than or equal to 0.1); otlp.timeout stays 10.0; "
-        "it is in milliseconds: 10000 are 10 s"
+        f"{GENERIC}TIMEOUT='10' is ignored (Input should be greater than or equal to 0.1); otlp.timeout stays 10.0; "
+        "the unit is milliseconds: 10000 means 10 s"
     )
 
 

@@ -10,8 +10,7 @@ from vllm_vitals._util import http_connection as line
 from vllm_vitals._util import http_response as reply
 from vllm_vitals.aggregation import aggregator
 from vllm_vitals.catalog import cache, metric
-from vllm_vitals.config import load as configuration
-from vllm_vitals.config import otel_env as standard
+from vllm_vitals.config import load, otel_env
 from vllm_vitals.exporters.otlp import exporter, grpc_transport, response
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.ingest import step_queue as queue
@@ -50,11 +49,11 @@ BOUNDS = {
         size(files.MOST_BYTES), f"{documents.MOST_VALUES:,} keys", f"{documents.DEEPEST} levels",
         f"{documents.LONGEST_SCALAR} characters", f"{documents.MOST_BRACKETS:,} brackets", f"{documents.MOST_DOTS} dots",
     ],
-    "The value of a variable": [size(standard.LONGEST_VARIABLE)],
+    "The value of a variable": [size(otel_env.MAX_VARIABLE_LENGTH)],
     "Wrong settings": [
-        f"{configuration.MOST_LINES} lines", f"{configuration.LONGEST_LINE:,} characters", f"value {standard.LONGEST_SHOWN}",
+        f"{load.MAX_LINES} lines", f"{load.MAX_LINE_LENGTH:,} characters", f"value {otel_env.MAX_VALUE_LENGTH}",
     ],
-    "Unknown `VITALS_*` variables": [f"{configuration.MOST_LINES} warnings"],
+    "Unknown `VITALS_*` variables": [f"{load.MAX_LINES} warnings"],
     "Connections |": [f"{limits.CLIENTS} in all", f"{limits.ADDRESS_CLIENTS} from one address"],
     "Descriptors or memory": [seconds(limits.PAUSE_SECONDS)],
     "Time for a TLS handshake": [seconds(limits.HANDSHAKE_SECONDS)],

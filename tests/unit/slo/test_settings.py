@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"errors": "judge"}, ["'judge'", "'bad' or 'ignore'", "slos.0.errors"]),
     ({"aborts": "good"}, ["'good'", "'judge'", "slos.0.aborts"]),
     ({"ttfft": 1}, ["slos.0.ttfft", "did you mean 'ttft'"]),
-    ({"user": "me"}, ["slos.0.user", "there are", "prompt_tokens", "finish_reasons"]),
+    ({"user": "me"}, ["slos.0.user", "the settings are", "prompt_tokens", "finish_reasons"]),
 ]
 
 
@@ -134,7 +134,7 @@ def test_values_other_than_a_list_are_refused(text: str, words: str) -> None:
 
 
 def test_a_part_of_the_list_is_no_setting() -> None:
-    with pytest.raises(SettingsError, match=r"VITALS_SLOS__0__NAME.*slos has no parts"):
+    with pytest.raises(SettingsError, match=r"VITALS_SLOS__0__NAME.*slos cannot have parts"):
         load({"VITALS_SLOS__0__NAME": "chat"})
 
 

@@ -152,37 +152,36 @@ def _push(target: Target, found: Peer | None, address: str) -> Finding:
     """Send one push without metrics, with the exporter's transport."""
     from vllm_vitals.exporters.otlp.response import PushResult  # noqa: PLC0415 - heavy, and only when there is a push
 
-    answers: list[PushResult] = []
+    wait = min(target.timeout, 2 * MAX_WAIT_SECONDS)
+    results: list[PushResult] = []
     # On its own thread: the lookup of a name ignores every timeout.
-    sender = threading.Thread(target=_send, args=(target, answers), daemon=True)
+    sender = threading.Thread(target=_send, args=(target, wait, results), daemon=True)
     sender.start()
-    sender.join(min(target.timeout, 2 * MAX_WAIT_SECONDS) + 1)
-    answer = (
-        answers[0] if answers else PushResult(error=f"no answer within {min(target.timeout, 2 * MAX_WAIT_SECONDS):g} s")
-    )
-    if answer.ok and (answer.rejected or answer.warning):
+    sender.join(wait + 1)
+    result = results[0] if results else PushResult(error=f"no answer within {wait:g} s")
+    if result.ok and (result.rejected or result.warning):
         return warn(
-            f"an empty push was accepted, with a warning: {answer.warning or f'{answer.rejected} points rejected'}",
+            f"an empty push was accepted, with a warning: {result.warning or f'{result.rejected} points rejected'}",
             "The receiver's documentation explains this warning.",
         )
-    if answer.ok:
+    if result.ok:
         return ok("an empty push was accepted")
-    what = f"an empty push was not accepted: {answer.error}"
-    if answer.error.startswith(BUSY):
+    what = f"an empty push was not accepted: {result.error}"
+    if result.error.startswith(BUSY):
         return warn(what, "The receiver is busy. The plugin retries at every interval and loses nothing.")
-    return fail(what, _advice(target, found, address, answer.error))
+    return fail(what, _advice(target, found, address, result.error))
 
 
-def _send(target: Target, answers: list[object]) -> None:
+def _send(target: Target, wait: float, results: list[object]) -> None:
     from vllm_vitals.exporters.otlp.response import from_exception, redacted  # noqa: PLC0415
     from vllm_vitals.exporters.otlp.transport import connect  # noqa: PLC0415
 
     try:
-        transport = connect(target, min(target.timeout, 2 * MAX_WAIT_SECONDS))
-        answers.append(transport.send(b""))
+        transport = connect(target, wait)
+        results.append(transport.send(b""))
         transport.close()
     except Exception as error:  # noqa: BLE001 - reported as the failure of the push
-        answers.append(redacted(from_exception(error), target.redactor))
+        results.append(redacted(from_exception(error), target.redactor))
 
 
 def _advice(target: Target, found: Peer | None, address: str, error: str) -> str:

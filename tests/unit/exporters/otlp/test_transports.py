@@ -81,7 +81,7 @@ def test_headers_are_sent_and_never_told(kind: Any, caplog: pytest.LogCaptureFix
 def test_a_header_that_cannot_be_sent_is_refused_without_being_told(value: str) -> None:
     with pytest.raises(SettingsError) as refused:
         load({"VITALS_OTLP__HEADERS": json.dumps({"authorization": value})})
-    assert "'authorization' holds something that is no printable ASCII" in str(refused.value)
+    assert "'authorization' contains characters that are not printable ASCII" in str(refused.value)
     assert SECRET not in str(refused.value)
 
 
@@ -152,7 +152,7 @@ def test_what_is_no_address_is_an_error_that_names_it(
 
 @pytest.mark.parametrize("endpoint", ["http://[::1:4318", "[::1:4317"])
 def test_an_endpoint_that_cannot_be_read_is_a_wrong_setting(endpoint: str) -> None:
-    with pytest.raises(SettingsError, match="is no address"):
+    with pytest.raises(SettingsError, match="is not a valid address"):
         load({"VITALS_OTLP__ENDPOINT": endpoint, "VITALS_OTLP__PROTOCOL": "grpc"})
 
 
