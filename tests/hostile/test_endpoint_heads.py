@@ -88,7 +88,7 @@ def outcome(said: bytes, cuts: list[int]) -> Request | int | None:
                 assert found <= limits.HEAD_BYTES
                 return parse(bytes(received[:found]), more=False)
     except RefusedError as refused:
-        return int(refused.answer.status)
+        return int(refused.response.status)
     return None
 
 

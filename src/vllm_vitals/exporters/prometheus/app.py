@@ -1,4 +1,4 @@
-"""What the scrape endpoint answers."""
+"""The content of the scrape endpoint: /metrics, /healthz and /readyz."""
 
 import gzip
 import logging
@@ -21,24 +21,24 @@ from vllm_vitals._util.log import log_once
 from vllm_vitals._util.pacing import checkpoint, paced
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.exporters.prometheus.limits import MEDIA_RANGES, QUERY_FIELDS
-from vllm_vitals.exporters.prometheus.message import Answer, RefusedError, Request, plain
+from vllm_vitals.exporters.prometheus.message import RefusedError, Request, Response, plain
 from vllm_vitals.exporters.prometheus.text import END, OPENMETRICS, TEXT, Renderer
 
-PATIENCE = 2.0
-"""Seconds that a scrape waits for vLLM's own metrics at most; those that come later are on the next page."""
+MAX_NATIVE_WAIT_SECONDS = 2.0
+"""Longest wait of a scrape for vLLM's own metrics. Late ones are on the next page."""
 
 
 class Page(NamedTuple):
-    """What a page has to be like; requests for equal pages can share one."""
+    """The form of a page. Requests for equal pages can share one."""
 
     openmetrics: bool
     gzipped: bool
     names: frozenset[str]
-    """Which families are wanted; none: all."""
+    """The wanted families; empty for all."""
 
 
 class ScrapeApp:
-    """What the endpoint answers over one collector."""
+    """The responses over one aggregator."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class ScrapeApp:
         """Processor time that reading vLLM's registry has taken so far, on its own thread."""
         self._renderers: dict[bool, Renderer] = {}
 
-    def answer(self, request: Request) -> Answer | Page:
-        """Return the answer, or which page has to be rendered; it takes no lock and waits for nothing."""
+    def answer(self, request: Request) -> Response | Page:
+        """Return the response, or the page to render. It takes no lock and does not wait."""
         if request.method not in ("GET", "HEAD"):
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, "use GET or HEAD", ("Allow", "GET, HEAD"))
         path = unquote(request.path).rstrip("/")
@@ -72,15 +72,15 @@ class ScrapeApp:
         if path in self._troubles:
             trouble = self._troubles[path]()
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, trouble) if trouble else plain(HTTPStatus.OK, "ok")
-        return plain(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+        return plain(HTTPStatus.NOT_FOUND, "the paths are /metrics, /healthz and /readyz")
 
-    def page(self, page: Page, readers: int) -> Answer:
-        """Render a page for so many readers; for one thread."""
+    def page(self, page: Page, readers: int) -> Response:
+        """Render a page for that many readers. For one thread only."""
         start = time.perf_counter()
         try:
             with paced():
                 body = b"".join(self._page(openmetrics=page.openmetrics, names=page.names))
-        except Exception as error:  # noqa: BLE001 - the scraper shall know
+        except Exception as error:  # noqa: BLE001 - the scraper gets the reason
             self._aggregator.error("export", "A scrape failed", key="scrape")
             for _ in range(readers):
                 self._aggregator.export("prometheus", None)
@@ -91,7 +91,7 @@ class ScrapeApp:
             headers.append(("Content-Encoding", "gzip"))
         for _ in range(readers):
             self._aggregator.export("prometheus", time.perf_counter() - start)
-        return Answer(HTTPStatus.OK, tuple(headers), body)
+        return Response(HTTPStatus.OK, tuple(headers), body)
 
     def _page(self, *, openmetrics: bool, names: frozenset[str]) -> Iterator[bytes]:
         renderer = self._renderers.get(openmetrics)
@@ -109,17 +109,17 @@ class ScrapeApp:
     def _native_page(
         self, native: BackgroundCall[Metric], wanted: Callable[[str], bool], *, openmetrics: bool
     ) -> Iterator[bytes]:
-        """Yield the families of vLLM's registry; one that takes long, or cannot be read, does not cost ours."""
-        found = native.result(lambda done: done(PATIENCE))
+        """Yield the families of vLLM's registry. If it is slow or cannot be read, our families are served without them."""
+        found = native.result(lambda done: done(MAX_NATIVE_WAIT_SECONDS))
         if found is None:
-            late = "vLLM's own metrics take long to be read: ours are served without them"
+            late = "Reading vLLM's own metrics takes too long: this page is served without them"
             log_once(logging.WARNING, late, key="native-late")
             self._aggregator.count_error("export")
             return
         try:
             yield from native_page(found.items, wanted, openmetrics=openmetrics)
             found.check()
-        except Exception:  # noqa: BLE001 - a broken multiprocess directory, say, must not cost ours
+        except Exception:  # noqa: BLE001 - such as a broken multiprocess directory; our families are still served
             self._aggregator.error("export", "vLLM's own metrics could not be rendered", key="native")
 
     def _families(self, registry: Any) -> Iterator[Metric]:
@@ -137,13 +137,13 @@ class ScrapeApp:
         return time.thread_time() + self._native_seconds
 
     def close(self) -> None:
-        """Let the thread that reads vLLM's registry end."""
+        """End the thread that reads vLLM's registry."""
         if self._native is not None:
             self._native.end()
 
 
 def _names(query: str) -> frozenset[str]:
-    """Return the families that a query asks for.
+    """Return the families in a query.
 
     Raises:
         RefusedError: when it has too many fields.
@@ -155,7 +155,7 @@ def _names(query: str) -> frozenset[str]:
 
 
 def _wanted(names: frozenset[str]) -> Callable[[str], bool]:
-    """Return what picks families: all without names, else those that have a sample of such a name."""
+    """Return a filter of families: those with a sample of such a name, or all without names."""
     if not names:
         return lambda _: True
     suffixes = ("_bucket", "_count", "_sum", "_total", "_created")
@@ -172,7 +172,7 @@ def native_page(families: Iterable[Metric], wanted: Callable[[str], bool], *, op
 
 
 def _fit(family: Metric) -> Metric:
-    """Return a family with what no page can carry replaced: an adapter's name, say, costs no more than itself."""
+    """Return a family with illegal text replaced, so that a bad label value such as an adapter's name loses no more than itself."""
     if all(fits(text) for sample in family.samples for text in sample.labels.values()) and fits(family.documentation):
         return family
     made = copy(family)
@@ -197,14 +197,14 @@ def _native(family: Metric, *, openmetrics: bool) -> bytes:
     one: Any = _One(family)
     if not openmetrics:
         return generate_latest(one)
-    # A colon is legal in a name, but since 0.23 the client rewrites it unless asked not to; older ones cannot be asked.
-    asked = {"escaping": "allow-utf-8"} if "escaping" in signature(generate_openmetrics).parameters else {}
-    page: bytes = generate_openmetrics(one, **asked)  # type: ignore[no-untyped-call]
+    # A colon is legal in a name, but client 0.23 and newer replace it by default. Older ones have no such parameter.
+    options = {"escaping": "allow-utf-8"} if "escaping" in signature(generate_openmetrics).parameters else {}
+    page: bytes = generate_openmetrics(one, **options)  # type: ignore[no-untyped-call]
     return page.removesuffix(END)
 
 
 def prefers_openmetrics(accept: str) -> bool:
-    """Tell whether an Accept header prefers OpenMetrics to Prometheus text."""
+    """Return whether an Accept header prefers OpenMetrics to Prometheus text."""
     given = _qualities(accept)
     openmetrics = given.get("application/openmetrics-text", 0.0)
     text = next((given[kind] for kind in ("text/plain", "text/*", "*/*") if kind in given), 0.0)
@@ -212,13 +212,13 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 def accepts_gzip(header: str) -> bool:
-    """Tell whether an Accept-Encoding header allows gzip."""
+    """Return whether an Accept-Encoding header allows gzip."""
     given = _qualities(header)
     return given.get("gzip", given.get("*", 0.0)) > 0
 
 
 def _qualities(header: str) -> dict[str, float]:
-    """Return the best quality of each kind that a header names."""
+    """Return the best quality of each media type or coding in a header."""
     given: dict[str, float] = {}
     for part in header.split(",", MEDIA_RANGES)[:MEDIA_RANGES]:
         kind, *parameters = (word.strip().lower() for word in part.split(";", MEDIA_RANGES)[:MEDIA_RANGES])

@@ -20,13 +20,13 @@ from vllm_vitals.exporters.prometheus.registry import VitalsCollector
 from vllm_vitals.exporters.prometheus.server import Server
 from vllm_vitals.exporters.prometheus.tls import RELOAD_INTERVAL_SECONDS, Certificates
 
-LONGEST_HOST = 100
-LONGEST_REASON = 300
-"""Characters that are logged."""
+MAX_HOST_LENGTH = 100
+MAX_REASON_LENGTH = 300
+"""Characters in the log."""
 
 
 class PrometheusExporter:
-    """Listens, and keeps trying to while it cannot; serving never waits for it."""
+    """The scrape endpoint. While it cannot listen, it retries. vLLM never waits for it."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class PrometheusExporter:
 
     @property
     def ports(self) -> list[int]:
-        """Return the ports that are listened on, none while none could be had."""
+        """Return the ports in use; empty while the endpoint cannot listen."""
         return self._server.ports if self._server else []
 
     def start(self) -> None:
-        """Begin listening, on another thread: even to look a host name up may take seconds."""
+        """Start listening, on another thread: even the lookup of a host name may take seconds."""
         if self._joined:
             REGISTRY.register(self._joined)
         threading.Thread(target=self._listen, name="vitals-prometheus", daemon=True).start()
 
     def stop(self) -> None:
-        """Listen no more and leave vLLM's page; requests in progress end with the process."""
+        """Stop listening and leave vLLM's page. Requests in progress end with the process."""
         self._stopped.set()
         if self._joined:
             with suppress(KeyError):
@@ -64,7 +64,7 @@ class PrometheusExporter:
         self._app.close()
 
     def after_fork_in_child(self) -> None:
-        """Close what a fork copied of the sockets, so that the port goes free with the parent."""
+        """Close the copied sockets in the child of a fork, so that the port is free when the parent ends."""
         if self._joined:
             self._joined.closed = True
         if self._server:
@@ -75,19 +75,23 @@ class PrometheusExporter:
             self._server.close()
 
     def _listen(self) -> None:
-        said, host = "", clean(self._settings.host, LONGEST_HOST)
+        last_logged, host = "", clean(self._settings.host, MAX_HOST_LENGTH)
         while not self._stopped.is_set():
             try:
                 certificates = Certificates(self._settings) if self._settings.tls_cert else None
                 self._server = listen(self._settings, self._app, certificates)
-            except Exception as error:  # noqa: BLE001 - whatever it is, serving goes on and so do we
-                message = clean(f"{type(error).__name__}: {error}", LONGEST_REASON)
-                if message != said:
+            except Exception as error:  # noqa: BLE001 - vLLM goes on serving, and we retry
+                message = clean(f"{type(error).__name__}: {error}", MAX_REASON_LENGTH)
+                if message != last_logged:
                     LOGGER.error(
-                        "No scrape endpoint on %s:%d (prometheus.host, prometheus.port): %s. Serving goes on; trying "
-                        "again every %g s", host, self._settings.port, message, self._settings.retry_interval,
-                    )  # fmt: skip
-                    said = message
+                        "No scrape endpoint on %s:%d (prometheus.host, prometheus.port): %s. Serving goes on; retrying "
+                        "every %g s",
+                        host,
+                        self._settings.port,
+                        message,
+                        self._settings.retry_interval,
+                    )
+                    last_logged = message
                 self._stopped.wait(self._settings.retry_interval)
                 continue
             if self._stopped.is_set():
@@ -112,10 +116,10 @@ def listen(settings: PrometheusSettings, app: ScrapeApp, certificates: Certifica
             try:
                 listener = _bind(address, listeners[0].getsockname()[1] if listeners else settings.port)
             except OSError as error:
-                # The first address must do; a second is a courtesy that not every container can have.
+                # The first address is required. A second one is optional: not every container has IPv6.
                 if not listeners:
                     raise
-                _tell_missing(address, listeners[0].getsockname(), error)
+                _log_missing(address, listeners[0].getsockname(), error)
             else:
                 listeners.append(failed.enter_context(listener))
         server = Server(listeners, app, certificates)
@@ -124,21 +128,21 @@ def listen(settings: PrometheusSettings, app: ScrapeApp, certificates: Certifica
     return server
 
 
-def _tell_missing(address: str, first: tuple[Any, ...], error: OSError) -> None:
+def _log_missing(address: str, first: tuple[Any, ...], error: OSError) -> None:
     taken = error.errno == errno.EADDRINUSE
     LOGGER.log(
         logging.WARNING if taken else logging.INFO,
-        "Scrape endpoint: it listens on %s port %d, but not on %s as well: %s%s",
+        "The scrape endpoint listens on %s port %d, but not also on %s: %s%s",
         first[0],
         first[1],
         address,
         error,
-        ". A scraper that takes this address reaches another process" if taken else "",
+        ". A scraper that uses this address reaches another process" if taken else "",
     )
 
 
 def addresses(host: str) -> list[str]:
-    """Return the addresses of a host, IPv4 first; `localhost` may be both 127.0.0.1 and ::1.
+    """Return the addresses of a host, IPv4 first. `localhost` may be both 127.0.0.1 and ::1.
 
     Raises:
         OSError: when it has none.
@@ -151,11 +155,11 @@ def addresses(host: str) -> list[str]:
 
 
 def _bind(address: str, port: int) -> socket.socket:
-    """Return a socket that listens; `address` is a number, so no name server is asked."""
+    """Return a listening socket. `address` is numeric, so no name is looked up."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit these; the kernel would keep megabytes for each otherwise.
+        # Connections inherit these. Otherwise the kernel would buffer megabytes for each.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BYTES)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.RECEIVE_BYTES)
         listener.bind((address, port))

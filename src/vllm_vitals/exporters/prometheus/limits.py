@@ -1,31 +1,31 @@
-"""What the scrape endpoint allows its clients. `docs/security.md` shows these limits as a table."""
+"""Limits of the scrape endpoint for its clients. `docs/security.md` has them as a table."""
 
 HEAD_BYTES = 8192
 """Bytes of a request's head. Prometheus sends about 500; nothing is parsed before this is checked."""
 HEAD_FIELDS = 100
 """Header fields of a request."""
 MEDIA_RANGES = 32
-"""Entries of an Accept or Accept-Encoding header that are looked at, and parameters of each."""
+"""Entries of an Accept or Accept-Encoding header that are read, and parameters of each."""
 QUERY_FIELDS = 256
 """Fields of a query, such as `name[]=...`."""
 
 HANDSHAKE_SECONDS = 2.0
 """Seconds from the connection to the end of the TLS handshake."""
 HEAD_SECONDS = 2.0
-"""Seconds for a whole request head, however it is cut; they begin after the TLS handshake."""
+"""Seconds for a complete request head, in any number of pieces. They begin after the TLS handshake."""
 EXCHANGE_SECONDS = 30.0
-"""Seconds from the connection to the last byte of the answer."""
+"""Seconds from the connection to the last byte of the response."""
 LINGER_SECONDS = 1.0
-"""Seconds in which a client may still send after its answer, so that a reset does not take the answer away."""
+"""Seconds in which a client may still send after its response, so that no reset destroys the response."""
 LINGER_BYTES = 65536
-"""Bytes that are read and thrown away in that time."""
+"""Bytes that are read and discarded in that time."""
 
 CLIENTS = 160
 """Connections at once."""
 ADDRESS_CLIENTS = 80
 """Connections at once from one address."""
 WAITING = 128
-"""Requests at once that wait for a page. The other connections are the reserve from which probes are answered."""
+"""Requests at once that wait for a page. The other connections are reserved for probes."""
 ADDRESS_WAITING = 64
 """Requests at once of one address that wait for a page."""
 BACKLOG = 128
@@ -37,19 +37,19 @@ RENDER_SHARE = 0.25
 """Share of the time for which pages are rendered once that is used up. Scrapers every few seconds stay far below."""
 
 ANSWER_BYTES = 32 * 1024 * 1024
-"""Bytes of all the answers that are being sent; clients that get the same page share it. One answer may have more."""
+"""Bytes of all responses being sent. Clients with the same page share it. One response may have more."""
 SEND_BYTES = 128 * 1024
 """Bytes of one connection that the kernel is asked to hold for sending."""
 RECEIVE_BYTES = 16 * 1024
-"""Bytes of one connection that the kernel is asked to hold before they are read."""
+"""Bytes of one connection that the kernel is asked to hold before we read them."""
 
 QUICK_READS = 4
-"""Times that a connection is read as soon as there is something; after that, once in every `TICK_SECONDS`."""
+"""Number of immediate reads of a connection; after them, one per `TICK_SECONDS`."""
 TICK_SECONDS = 0.05
-"""Seconds between two looks at the deadlines, and between two reads from a client that sends in small pieces."""
+"""Seconds between checks of the deadlines, and between reads from a client that sends in small pieces."""
 ACCEPTS = 32
-"""Connections that are accepted before others get a turn."""
+"""Connections accepted in a row."""
 REST_SECONDS = 300e-6
-"""Seconds that the thread of the connections rests after each piece of work, so that a flood gets a part of its time."""
+"""Rest of the connections' thread after each piece of work, so that a flood gets only a part of the time."""
 PAUSE_SECONDS = 0.5
-"""Seconds in which nothing is accepted when the system has no descriptor or memory for it."""
+"""Pause of accepting when the system has no descriptor or memory for a connection."""

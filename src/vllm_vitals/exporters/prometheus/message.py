@@ -1,4 +1,4 @@
-"""A request's head as far as the endpoint uses it, and an answer as bytes."""
+"""HTTP messages: the used parts of a request's head, and a response as bytes."""
 
 import re
 from email.utils import formatdate
@@ -9,7 +9,7 @@ from vllm_vitals.exporters.prometheus.limits import HEAD_BYTES, HEAD_FIELDS
 
 PLAIN = "text/plain; charset=utf-8"
 TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-"""What field names are made of."""
+"""The characters of field names."""
 _END = re.compile(rb"\n\r?\n")
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ \t]+) (HTTP/[0-9]\.[0-9])")
@@ -17,27 +17,27 @@ _USED = {b"accept": "accept", b"accept-encoding": "accept_encoding"}
 
 
 class Request(NamedTuple):
-    """What a client asks for."""
+    """The request of a client."""
 
     method: str
     path: str
-    """Without the query, and not decoded."""
+    """Without the query, not decoded."""
     query: str
     accept: str
     accept_encoding: str
     more: bool
-    """Whether the client sends something after this head: a body, or another request."""
+    """Whether more bytes follow this head: a body, or another request."""
 
 
-class Answer(NamedTuple):
-    """What a client gets."""
+class Response(NamedTuple):
+    """The response to a client."""
 
     status: HTTPStatus
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def head(self) -> bytes:
-        """Return everything before the body. Each connection has one exchange."""
+        """Return the head. Each connection has one exchange."""
         lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", f"Date: {formatdate(usegmt=True)}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         lines += [f"Content-Length: {len(self.body)}", "Connection: close"]
@@ -45,27 +45,27 @@ class Answer(NamedTuple):
 
 
 class RefusedError(Exception):
-    """A request that gets no more than a status and a sentence."""
+    """A request that is refused with a status and one sentence."""
 
     def __init__(self, status: HTTPStatus, sentence: str) -> None:
         super().__init__(sentence)
-        self.answer = plain(status, sentence)
+        self.response = plain(status, sentence)
 
 
-def plain(status: HTTPStatus, sentence: str, *headers: tuple[str, str]) -> Answer:
-    """Return an answer of one sentence."""
-    return Answer(status, (("Content-Type", PLAIN), *headers), f"{sentence}\n".encode(errors="replace"))
+def plain(status: HTTPStatus, sentence: str, *headers: tuple[str, str]) -> Response:
+    """Return a response of one sentence."""
+    return Response(status, (("Content-Type", PLAIN), *headers), f"{sentence}\n".encode(errors="replace"))
 
 
 def head_end(received: bytearray, known: int) -> int:
-    """Return where the head ends, 0 while it is not complete; the first `known` bytes were looked at before.
+    """Return the end of the head, or 0 while it is incomplete. The first `known` bytes were checked before.
 
     Raises:
-        RefusedError: when this can be no head, or one that is too long.
+        RefusedError: when this is not a valid head, or it is too long.
     """
     start = len(received) - len(received.lstrip(b"\r\n")) if received.startswith((b"\r", b"\n")) else 0
     found = _END.search(received, max(start, known - 2))
-    # Nobody knows yet whether LF follows a CR that is the last byte.
+    # If the last byte is a CR, an LF may still follow.
     end = found.end() if found else len(received) - received.endswith(b"\r")
     if _FORBIDDEN.search(received, max(0, known - 1), min(end, HEAD_BYTES)):
         raise RefusedError(HTTPStatus.BAD_REQUEST, "The request has a control character in its head")
@@ -84,7 +84,7 @@ def parse(head: bytes, *, more: bool) -> Request:
     """Return a request from its head; `more`: whether bytes follow it.
 
     Raises:
-        RefusedError: when it is none.
+        RefusedError: when it is not valid.
     """
     first, *lines = [line.removesuffix(b"\r") for line in head.strip(b"\r\n").split(b"\n", HEAD_FIELDS + 1)]
     if len(lines) > HEAD_FIELDS:
@@ -119,7 +119,7 @@ def _request_line(line: bytes) -> tuple[str, str]:
 
 
 def _origin_form(target: str) -> str:
-    """Return path and query of a target, which a proxy's client sends with scheme and host before it."""
+    """Return path and query of a target. A client of a proxy sends scheme and host before it."""
     if target.startswith("/") or target == "*":
         return target
     scheme, mark, rest = target.partition("://")

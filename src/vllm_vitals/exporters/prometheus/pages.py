@@ -10,17 +10,17 @@ from typing import Generic, NamedTuple, TypeVar
 
 from vllm_vitals._util.log import log_once
 from vllm_vitals.exporters.prometheus import limits
-from vllm_vitals.exporters.prometheus.client import Client, State
-from vllm_vitals.exporters.prometheus.message import Answer, plain
+from vllm_vitals.exporters.prometheus.connections import Client, State
+from vllm_vitals.exporters.prometheus.message import Response, plain
 
 Page = TypeVar("Page", bound=Hashable)
 
 
 class Done(NamedTuple):
-    """A page and who waited for it."""
+    """A page and the clients that waited for it."""
 
     clients: list[Client]
-    answer: Answer
+    response: Response
 
 
 class RenderBudget:
@@ -57,7 +57,7 @@ class Pages(Generic[Page]):
 
     def __init__(
         self,
-        render: Callable[[Page, int], Answer],
+        render: Callable[[Page, int], Response],
         wake: Callable[[], None],
         work_clock: Callable[[], float],
         *,
@@ -83,19 +83,19 @@ class Pages(Generic[Page]):
         threading.Thread(target=self._run, name="vitals-pages", daemon=True).start()
 
     def end(self) -> None:
-        """Let the thread end once what it is at is over."""
+        """Let the thread end after its present work."""
         with self._changed:
             self._ended.set()
             self._changed.notify()
 
     def ask(self, client: Client, page: Page) -> None:
-        """Let a client wait for a page that is as new as its request."""
+        """Let a client wait for a page that is rendered after its request."""
         with self._changed:
             self._waiting[client] = page
             self._changed.notify()
 
     def take(self) -> Done | None:
-        """Return a page that is done, if there is one."""
+        """Return a finished page, or `None`."""
         return self._done.popleft() if self._done else None
 
     def _run(self) -> None:
@@ -103,12 +103,12 @@ class Pages(Generic[Page]):
             page, clients = following
             begun = self._work_clock()
             try:
-                answer = self._render(page, len(clients))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the next page may do
+                response = self._render(page, len(clients))
+            except BaseException as error:  # noqa: BLE001 - the next page may succeed
                 log_once(logging.ERROR, "A page of the scrape endpoint failed", traceback=True)
-                answer = plain(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
+                response = plain(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
             self._budget.spend(self._work_clock() - begun)
-            self._done.append(Done(clients, answer))
+            self._done.append(Done(clients, response))
             self._wake()
 
     def _next(self) -> tuple[Page, list[Client]] | None:

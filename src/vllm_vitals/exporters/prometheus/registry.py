@@ -1,4 +1,4 @@
-"""The store as a `prometheus_client` collector, for whoever wants our metrics in a registry of theirs."""
+"""The store as a `prometheus_client` collector, for use in any registry."""
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
@@ -26,15 +26,15 @@ class VitalsCollector(RegistryCollector):
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
         self.closed = False
-        """Set in the child of a fork: it takes no lock, and then nothing is shown."""
+        """Set in the child of a fork. Then it takes no lock and yields nothing."""
 
     def describe(self) -> list[Metric]:
-        """Return nothing: it spares the registry a collection when this is registered."""
+        """Return nothing, so that registering this does not collect."""
         return []
 
     @paced()
     def collect(self) -> Iterator[Metric]:
-        """Yield the families as they are now."""
+        """Yield the families with their present values."""
         if self.closed:
             return
         self._aggregator.refresh()

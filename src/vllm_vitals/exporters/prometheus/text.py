@@ -1,7 +1,7 @@
-"""The store as Prometheus text or OpenMetrics, built in small pieces from parts that are kept.
+"""The store as Prometheus text or OpenMetrics, built in small pieces from cached parts.
 
-`prometheus_client` renders every sample anew and never gives the interpreter up while it does; next to an event
-loop that streams tokens that is too long. Here a series that has not changed costs a dictionary look-up.
+`prometheus_client` renders every sample each time, and never releases the interpreter meanwhile. This is too long beside
+an event loop that streams tokens. Here an unchanged series costs one dictionary lookup.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def escape(value: str) -> str:
 
 
 class Renderer:
-    """Renders one store in one format; not to be shared between threads."""
+    """Renders one store in one format. Do not share it between threads."""
 
     def __init__(self, store: Store, *, openmetrics: bool) -> None:
         self._store = store
@@ -39,9 +39,9 @@ class Renderer:
         """The version of each cell that its text shows."""
 
     def render(self, wanted: Callable[[str], bool] = lambda _: True) -> Iterator[bytes]:
-        """Yield the page in pieces, without OpenMetrics' end; `wanted` picks families by Prometheus name.
+        """Yield the page in pieces, without OpenMetrics' end. `wanted` selects families by Prometheus name.
 
-        All of it shows one moment: that at which the first piece is asked for.
+        All values are from the moment of the first piece.
         """
         found = snapshot(self._store, lambda metric: wanted(metric.prometheus), self._versions)
         for metric, series in found:
@@ -55,11 +55,11 @@ class Renderer:
 
     def _keep(self, metric: Metric[Any], key: Key, cell: Cell, reading: Reading) -> None:
         text = "".join(self._lines(metric, key, cell, reading))
-        self._kept[cell] = text.encode(errors="replace")  # no name is ever worth the page
+        self._kept[cell] = text.encode(errors="replace")  # a bad name must not fail the page
         self._versions[cell] = reading.version
 
     def forget(self) -> None:
-        """Let go of series that are no more."""
+        """Drop series that no longer exist."""
         with self._store.lock:
             held = {cell for family in self._store for cell in family.cells.values()}
         for gone in self._versions.keys() - held:
@@ -94,7 +94,7 @@ class Renderer:
         return f' # {{request_id="{escape(exemplar.request_id)}"}} {exemplar.value!r} {exemplar.time:.3f}'
 
     def _prefix(self, metric: Metric[Any], key: Key, cell: Cell) -> list[str]:
-        """Return the text before each value: of a histogram the buckets', then the count's and the sum's."""
+        """Return the text before each value; for a histogram of the buckets, the count and the sum."""
         known = self._prefixes.get(cell)
         if known is None:
             pairs = [f'{n}="{escape(v)}"' for n, v in zip(metric.prometheus_labels, key, strict=True) if v]

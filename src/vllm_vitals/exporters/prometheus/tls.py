@@ -1,4 +1,4 @@
-"""The TLS side of the scrape endpoint: its files are read anew when they change, as certificates do that expire."""
+"""TLS of the scrape endpoint. Its files are reloaded when they change, as with renewed certificates."""
 
 import ssl
 
@@ -11,7 +11,7 @@ RELOAD_INTERVAL_SECONDS = 10.0
 
 
 class Certificates:
-    """The files that the settings name, and what was made of them."""
+    """The TLS files of the settings, and the context made from them."""
 
     def __init__(self, settings: PrometheusSettings) -> None:
         """Read the files.
@@ -23,10 +23,10 @@ class Certificates:
         self._refused: State = ()
         self._read = self._state()
         self.context = tls_context(settings)
-        """For the connections to come; those that there are keep theirs."""
+        """For new connections. Present connections keep theirs."""
 
     def refresh(self) -> None:
-        """Read the files anew if they are others than before; what cannot be used is told once, and tried again."""
+        """Reload the files if they have changed. An error is logged once, and the next call retries."""
         state = self._state()
         if state == self._read:
             return
@@ -34,12 +34,14 @@ class Certificates:
             self.context = tls_context(self._settings)
         except OSError as error:
             if state != self._refused:
-                LOGGER.error("The TLS files of the scrape endpoint have changed and cannot be used; it stays with "
-                             "those before: %s", error)  # fmt: skip
+                LOGGER.error(
+                    "The TLS files of the scrape endpoint have changed but cannot be used; it keeps the previous ones: %s",
+                    error,
+                )
             self._refused = state
             return
         self._read = state
-        LOGGER.info("The TLS files of the scrape endpoint have changed and are read anew: %s", self._settings.tls_cert)
+        LOGGER.info("The TLS files of the scrape endpoint have changed and were reloaded: %s", self._settings.tls_cert)
 
     def _state(self) -> State:
         settings = self._settings
@@ -53,10 +55,10 @@ def tls_context(settings: PrometheusSettings) -> ssl.SSLContext:
         OSError: when a file cannot be used; the message names it.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.options |= ssl.OP_NO_RENEGOTIATION  # each would cost us far more than the client
+    context.options |= ssl.OP_NO_RENEGOTIATION  # each costs us far more than the client
     files = f"tls_cert={settings.tls_cert}, tls_key={settings.tls_key}"
     try:
-        # With a password OpenSSL asks nobody for that of a key which is encrypted.
+        # With a password given, OpenSSL does not prompt for the password of an encrypted key.
         context.load_cert_chain(str(settings.tls_cert), settings.tls_key, password="")
     except OSError as error:
         raise OSError(f"{files}: {error}") from error

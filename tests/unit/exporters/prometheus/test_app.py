@@ -51,7 +51,7 @@ PROTOBUF_FIRST = (
     f"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,{PROMETHEUS_3}"
 )
 
-Answer = tuple[int, dict[str, str], bytes]
+Response = tuple[int, dict[str, str], bytes]
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ class Endpoint:
 
     def ask(
         self, path: str = "/metrics", method: str = "GET", tls: ssl.SSLContext | None = None, **headers: str
-    ) -> Answer:
+    ) -> Response:
         if tls:
             client = http.client.HTTPSConnection(HOST, self.port, timeout=20, context=tls)
         else:
@@ -467,15 +467,15 @@ class HangingCollector:
 def test_a_native_registry_that_hangs_does_not_cost_our_page(
     serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(web, "PATIENCE", 0.2)
+    monkeypatch.setattr(web, "MAX_NATIVE_WAIT_SECONDS", 0.2)
     hanging = HangingCollector()
     endpoint = serve(lambda: hanging, include_native=True).up()
     for _ in range(3):
         text = endpoint.text()
         assert "vllm_engine_requests_running{" in text
         assert "vllm:" not in text
-    assert [record.getMessage() for record in caplog.records if "take long" in record.getMessage()] == [
-        "vllm-vitals: vLLM's own metrics take long to be read: ours are served without them"
+    assert [record.getMessage() for record in caplog.records if "takes too long" in record.getMessage()] == [
+        "vllm-vitals: Reading vLLM's own metrics takes too long: this page is served without them"
     ]
     assert 'vitals_errors_total{process="0",stage="export"} 3.0\n' in endpoint.text()
     hanging.let_go.set()
@@ -642,8 +642,8 @@ def test_localhost_is_reached_by_either_address(serve: Callable[..., Endpoint]) 
 @pytest.mark.parametrize(
     ("level", "told", "addresses"),
     [
-        ("WARNING", "127.0.0.2 as well: [Errno 98] Address already in use. A scraper that", (HOST, "127.0.0.2")),
-        ("INFO", "192.0.2.1 as well: [Errno 99] Cannot assign requested address", (HOST, "192.0.2.1")),
+        ("WARNING", "127.0.0.2: [Errno 98] Address already in use. A scraper that", (HOST, "127.0.0.2")),
+        ("INFO", "192.0.2.1: [Errno 99] Cannot assign requested address", (HOST, "192.0.2.1")),
     ],
 )
 def test_a_second_address_that_cannot_be_had_is_told_once(
@@ -660,9 +660,9 @@ def test_a_second_address_that_cannot_be_had_is_told_once(
         holder.listen()
         endpoint = serve(port=port).up()
         assert endpoint.ask("/healthz")[0] == 200
-    (record,) = [record for record in caplog.records if "but not on" in record.getMessage()]
+    (record,) = [record for record in caplog.records if "but not also on" in record.getMessage()]
     assert record.levelname == level
-    assert f"it listens on {HOST} port {port}, but not on {told}" in record.getMessage()
+    assert f"The scrape endpoint listens on {HOST} port {port}, but not also on {told}" in record.getMessage()
 
 
 def test_a_stopped_exporter_frees_its_port(serve: Callable[..., Endpoint]) -> None:

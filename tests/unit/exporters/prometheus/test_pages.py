@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from tests.unit.builders import collect
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.exporters.prometheus.app import Page, ScrapeApp
-from vllm_vitals.exporters.prometheus.client import Client, State
-from vllm_vitals.exporters.prometheus.message import Answer, plain
+from vllm_vitals.exporters.prometheus.connections import Client, State
+from vllm_vitals.exporters.prometheus.message import Response, plain
 from vllm_vitals.exporters.prometheus.pages import Pages, RenderBudget
 
 
@@ -36,7 +36,7 @@ class Simulation:
         client.state = State.WAITING
         self.pages.ask(client, page)
 
-    def render(self, page: str, readers: int) -> Answer:
+    def render(self, page: str, readers: int) -> Response:
         self.now += self._page_seconds
         self.worked += self._page_seconds
         self.rendered_for.append(readers)

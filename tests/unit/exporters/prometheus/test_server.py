@@ -13,7 +13,7 @@ import trustme
 
 from vllm_vitals.config.settings import PrometheusSettings
 from vllm_vitals.exporters.prometheus import limits, server
-from vllm_vitals.exporters.prometheus.message import Answer, Request, plain
+from vllm_vitals.exporters.prometheus.message import Request, Response, plain
 from vllm_vitals.exporters.prometheus.server import Server
 from vllm_vitals.exporters.prometheus.tls import tls_context
 
@@ -23,10 +23,10 @@ HOST = "127.0.0.1"
 class App:
     """Answers everything at once."""
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         return plain(HTTPStatus.OK, request.path)
 
-    def page(self, page: str, readers: int) -> Answer:
+    def page(self, page: str, readers: int) -> Response:
         raise NotImplementedError
 
     def work_seconds(self) -> float:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_vitals.exporters.prometheus import limits
-from vllm_vitals.exporters.prometheus.client import Client, State, peer_of
-from vllm_vitals.exporters.prometheus.slots import Slots
+from vllm_vitals.exporters.prometheus.connections import Client, Slots, State, peer_of
 
 MOVES = st.tuples(st.integers(0, 5), st.sampled_from(("come", "come", "come", "wait", "answer", "go")))
 
