@@ -10,11 +10,22 @@ from pathlib import Path
 
 from vllm_vitals._util.clock import epoch
 from vllm_vitals.records.step import Sleep, Step
-from vllm_vitals.transport.frames import MOST_FROM_SERVER, REFUSED, Frames, WireError, deliver, receive
-from vllm_vitals.transport.kept import Kept
-from vllm_vitals.transport.messages import PROTOCOL, Hello, Taken, Welcome, encode, from_server
-from vllm_vitals.transport.packer import Packer
-from vllm_vitals.transport.sender import FULL
+from vllm_vitals.transport.buffer import Kept, Packer
+from vllm_vitals.transport.client import FULL
+from vllm_vitals.transport.protocol import (
+    MOST_FROM_SERVER,
+    PROTOCOL,
+    REFUSED,
+    Frames,
+    Hello,
+    Taken,
+    Welcome,
+    WireError,
+    deliver,
+    encode,
+    from_server,
+    receive,
+)
 from vllm_vitals.vllm.engine_config import engine_facts, model_name
 from vllm_vitals.vllm.reader import Reader
 

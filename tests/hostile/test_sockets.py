@@ -29,8 +29,8 @@ from vllm_vitals.deployment import leader_lock as election
 from vllm_vitals.deployment.leader_lock import LeaderLock, meeting_point, sweep
 from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.deployment.topology import of_serving_process
-from vllm_vitals.transport.listener import BINDING, Listener
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
+from vllm_vitals.transport.unix_socket import BINDING, Listener
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.sidecar import NATIVE, NativeSidecar, StepSidecar
 from vllm_vitals.records.step import Gone
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
 
 VERSION = "service.version"
 

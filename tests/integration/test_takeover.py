@@ -32,11 +32,10 @@ from vllm_vitals.aggregation.merge import LONGEST_HOLD, REST
 from vllm_vitals.config.settings import WireSettings
 from vllm_vitals.deployment import collector_server as hosts
 from vllm_vitals.deployment.leader_lock import LeaderLock, _started, meeting_point
-from vllm_vitals.transport.courier import Courier
-from vllm_vitals.transport.messages import PROTOCOL, Hello
-from vllm_vitals.transport.outage import Outage
-from vllm_vitals.transport.outbox import Outbox
-from vllm_vitals.transport.receiver import TICK, Receiver
+from vllm_vitals.transport.buffer import Outbox
+from vllm_vitals.transport.client import Courier, Outage
+from vllm_vitals.transport.protocol import PROTOCOL, Hello
+from vllm_vitals.transport.server import TICK, Receiver
 
 ROOT = Path(__file__).parents[2]
 SERVERS = 3
@@ -422,7 +421,7 @@ def longest_rest(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     waits = Waits(100)
     courier = Courier(nobody, lambda: Hello(PROTOCOL, "p", "0", 1, []), Outbox(2**20), Outage(nobody, 2**20))
     monkeypatch.setattr(courier, "_ending", waits)
-    monkeypatch.setattr("vllm_vitals.transport.courier.random", SimpleNamespace(uniform=lambda _, most: most))
+    monkeypatch.setattr("vllm_vitals.transport.client.random", SimpleNamespace(uniform=lambda _, most: most))
     courier._run()
     return max(waits.seconds)
 

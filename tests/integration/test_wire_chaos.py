@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.wire import numbered, short_directory
 from tests.waiting import wait_until
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
 
 ROOT = Path(__file__).parents[2]
 SENDERS = 3

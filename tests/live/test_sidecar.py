@@ -24,8 +24,7 @@ from tests.live.pages import LATE, Recovers, eventually, settled
 from tests.live.server import MODEL_NAME, VllmServer
 from tests.live.sidecar import SidecarProcess
 from tests.parity import differences, parse, value
-from vllm_vitals.transport.frames import frame
-from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, encode
+from vllm_vitals.transport.protocol import PROTOCOL, Batch, Hello, encode, frame
 
 FINISHED = "vllm_requests_finished_total"
 STEPS = "vitals_steps_total"

@@ -17,9 +17,19 @@ from msgspec.structs import fields
 
 from tests.unit.builders import step
 from vllm_vitals.records.step import Health, Record, Step
-from vllm_vitals.transport.frames import MOST_FROM_SERVER, Frames, frame, receive
-from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, Welcome, encode, from_server
-from vllm_vitals.transport.receiver import Peer, Receiver
+from vllm_vitals.transport.protocol import (
+    MOST_FROM_SERVER,
+    PROTOCOL,
+    Batch,
+    Frames,
+    Hello,
+    Welcome,
+    encode,
+    frame,
+    from_server,
+    receive,
+)
+from vllm_vitals.transport.server import Peer, Receiver
 
 GREETING = Hello(PROTOCOL, "p" * 32, "0", 4711, [])
 

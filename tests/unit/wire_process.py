@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_vitals.records.step import Health, Record, Step
-from vllm_vitals.transport.receiver import Peer, Receiver
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
+from vllm_vitals.transport.server import Peer, Receiver
 
 
 def receive(path: Path, collector: str, log: Path) -> None:

@@ -10,7 +10,7 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.aggregation.merge import Merger
 from vllm_vitals.exporters.base import Exporter, stop_all
 from vllm_vitals.records.step import Record
-from vllm_vitals.transport.receiver import Peer, Receiver
+from vllm_vitals.transport.server import Peer, Receiver
 
 
 class CollectorServer:

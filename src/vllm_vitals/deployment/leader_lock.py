@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_vitals._util.directory import LONGEST_PATH, Directory, fault
 from vllm_vitals._util.log import log_once
-from vllm_vitals.transport.listener import BINDING
+from vllm_vitals.transport.unix_socket import BINDING
 
 LOOK = 0.25
 """Seconds between two looks."""

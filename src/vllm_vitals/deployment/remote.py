@@ -9,7 +9,7 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.deployment.collector_server import CollectorServer
 from vllm_vitals.deployment.leader_lock import LeaderLock
 from vllm_vitals.exporters.base import Exporter
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
 
 SHUTDOWN_GRACE_SECONDS = 1.0
 """Time for the last steps to leave, and for those of other processes to come, when the process ends."""

@@ -22,7 +22,7 @@ from vllm_vitals.catalog.self_metrics import STEP_AGE
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.records.step import Sleep, Step
 from vllm_vitals.store.series import NumberCell
-from vllm_vitals.transport import processes
+from vllm_vitals.transport import peers as processes
 
 SOURCE = Path(vllm_vitals.__file__).parent
 STALE_AFTER = 60.0

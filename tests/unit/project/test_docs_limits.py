@@ -16,7 +16,10 @@ from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.ingest import step_queue as queue
 from vllm_vitals.records import step
 from vllm_vitals.store import store
-from vllm_vitals.transport import frames, receiver, room, session
+from vllm_vitals.transport import peers as room
+from vllm_vitals.transport import protocol as frames
+from vllm_vitals.transport import server as receiver
+from vllm_vitals.transport import server as session
 from vllm_vitals.vllm import finished, reader
 from vllm_vitals.vllm_page import mapping as totals
 from vllm_vitals.vllm_page import parse as page
@@ -90,7 +93,7 @@ BOUNDS = {
     "A connection that says nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
     "A frame that arrives slowly": [seconds(frames.WHOLE)],
     "The size of a frame": [size(frames.MOST_FROM_CLIENT), size(session.MOST_OF_HELLO)],
-    "Frames of all connections": [size(room.MOST)],
+    "Frames of all connections": [size(room.MAX_ROOM_BYTES)],
     "The names of a model": [f"{step.LONGEST_NAME} characters"],
     "A label value": [f"{labels.LONGEST_LABEL} characters"],
     "Values of one label": [f"{store.MAX_SCOPES} pairs"],

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.builders import examples
-from vllm_vitals.transport import frames as module
-from vllm_vitals.transport.frames import (
+from vllm_vitals.transport import protocol as module
+from vllm_vitals.transport.protocol import (
     CLOSED,
     MOST_FROM_CLIENT,
     SLOW,

@@ -45,9 +45,19 @@ from vllm_vitals.records.step import (
     Step,
 )
 from vllm_vitals.store.series import HistogramCell
-from vllm_vitals.transport import receiver
-from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, WireError, frame
-from vllm_vitals.transport.messages import PROTOCOL, Batch, Hello, Taken, encode, from_client
+from vllm_vitals.transport import server as receiver
+from vllm_vitals.transport.protocol import (
+    MOST_FROM_CLIENT,
+    PROTOCOL,
+    Batch,
+    Frames,
+    Hello,
+    Taken,
+    WireError,
+    encode,
+    frame,
+    from_client,
+)
 
 FEWEST = 4000
 """With fewer not everything that is waited for has come to pass."""

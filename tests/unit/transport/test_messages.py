@@ -12,15 +12,16 @@ from msgspec import msgpack
 from tests.unit.builders import examples, facts, step
 from tests.unit.wire import GREETING, RECORDS, numbered
 from vllm_vitals.records.step import Record, Step
-from vllm_vitals.transport.frames import UNKNOWN, WireError
-from vllm_vitals.transport.messages import (
+from vllm_vitals.transport.protocol import (
     MOST_RECORDS,
     PROTOCOL,
+    UNKNOWN,
     Batch,
     Hello,
     Refusal,
     Taken,
     Welcome,
+    WireError,
     check_record,
     encode,
     from_client,

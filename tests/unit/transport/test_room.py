@@ -14,10 +14,22 @@ from msgspec.structs import replace
 from tests.unit.builders import step
 from tests.unit.wire import GREETING, Client, Collecting, connect_, numbered, path_
 from tests.waiting import wait_until
-from vllm_vitals.transport import receiver, session
-from vllm_vitals.transport.frames import SLOW, TOO_MUCH, UNKNOWN, Frames, WireError, frame, receive
-from vllm_vitals.transport.messages import Batch, Taken, encode, from_client
-from vllm_vitals.transport.room import Room
+from vllm_vitals.transport import server as receiver
+from vllm_vitals.transport import server as session
+from vllm_vitals.transport.peers import Room
+from vllm_vitals.transport.protocol import (
+    SLOW,
+    TOO_MUCH,
+    UNKNOWN,
+    Batch,
+    Frames,
+    Taken,
+    WireError,
+    encode,
+    frame,
+    from_client,
+    receive,
+)
 
 __all__ = ["connect_", "path_"]
 KIB = 1 << 10
@@ -141,7 +153,7 @@ def test_a_frame_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPat
     """However often a byte of it comes."""
     now = [100.0]
     clock = type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
-    monkeypatch.setattr("vllm_vitals.transport.frames.time", clock)
+    monkeypatch.setattr("vllm_vitals.transport.protocol.time", clock)
 
     class Trickling:
         """Each read brings a byte, a second later."""

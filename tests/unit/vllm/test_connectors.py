@@ -25,7 +25,7 @@ from vllm_vitals.deployment.runtime import Runtime
 from vllm_vitals.ingest.step_queue import StepQueue
 from vllm_vitals.records.step import OTHER, Record, Reported, Step
 from vllm_vitals.store.series import HistogramCell
-from vllm_vitals.transport.messages import Batch, encode, from_client
+from vllm_vitals.transport.protocol import Batch, encode, from_client
 from vllm_vitals.vllm.connectors import MOST_CONNECTORS, copied
 from vllm_vitals.vllm.reader import Reader
 

@@ -21,10 +21,25 @@ from tests.unit.builders import facts, step
 from tests.unit.wire import Collecting, numbered, numbers, path_
 from tests.waiting import wait_until
 from vllm_vitals.records.step import Floats, Gone, Health, Rejection, Sleep
-from vllm_vitals.transport import connection, courier, outage, receiver
-from vllm_vitals.transport.frames import MOST_FROM_CLIENT, Frames, deliver, frame, receive
-from vllm_vitals.transport.messages import PROTOCOL, Hello, Refusal, Taken, Welcome, encode, from_client
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport import client as connection
+from vllm_vitals.transport import client as courier
+from vllm_vitals.transport import client as outage
+from vllm_vitals.transport import server as receiver
+from vllm_vitals.transport.client import Sender
+from vllm_vitals.transport.protocol import (
+    MOST_FROM_CLIENT,
+    PROTOCOL,
+    Frames,
+    Hello,
+    Refusal,
+    Taken,
+    Welcome,
+    deliver,
+    encode,
+    frame,
+    from_client,
+    receive,
+)
 
 __all__ = ["path_"]
 ROOM = 1 << 20
@@ -37,7 +52,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(receiver, "TICK", 0.02)
     monkeypatch.setattr(courier, "FIRST_REST", 0.01)
     monkeypatch.setattr(courier, "LONGEST_REST", 0.05)
-    monkeypatch.setattr(outage, "PATIENCE", 0.0)
+    monkeypatch.setattr(outage, "LOG_AFTER_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
 
 
@@ -342,7 +357,7 @@ def test_an_outage_is_told_once(
 def test_a_collector_that_comes_a_little_later_is_no_outage(
     collecting: Collect, sending: Send, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "PATIENCE", 60.0)
+    monkeypatch.setattr(outage, "LOG_AFTER_SECONDS", 60.0)
     sender = sending()
     time.sleep(0.1)
     collecting()
@@ -387,7 +402,7 @@ def test_a_collector_that_talks_nonsense_is_left(scripted: Scripted, sending: Se
 def test_a_collector_that_does_not_answer_is_left(
     scripted: Scripted, sending: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(courier, "PATIENCE", 0.1)
+    monkeypatch.setattr(courier, "WELCOME_SECONDS", 0.1)
     sending()
     conn, _, _ = scripted.accept()
     assert conn.recv(1) == b""
@@ -470,8 +485,10 @@ def test_a_sender_that_never_began_ends() -> None:
 def test_a_failure_of_our_own_is_told_and_overcome(
     collecting: Collect, sending: Send, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sound = courier.Connection
+
     def fail(*_: object) -> None:
-        monkeypatch.setattr(courier, "Connection", connection.Connection)
+        monkeypatch.setattr(courier, "Connection", sound)
         raise RuntimeError
 
     monkeypatch.setattr(courier, "Connection", fail)
@@ -524,7 +541,7 @@ def test_a_fork_lets_go_of_the_connection(collecting: Collect, path: Path) -> No
     script = f"""
 import os, time
 from pathlib import Path
-from vllm_vitals.transport.sender import Sender
+from vllm_vitals.transport.client import Sender
 sender = Sender(Path({str(path)!r}), "0", 1 << 20)
 sender.start()
 while not sender.connected:

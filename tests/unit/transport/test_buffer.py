@@ -6,10 +6,8 @@ from hypothesis import strategies as st
 
 from tests.unit.builders import examples, facts, step
 from vllm_vitals.records.step import Gone, Health, Record, Rejection, Sleep
-from vllm_vitals.transport.kept import MOST, Kept, Known
-from vllm_vitals.transport.messages import MOST_RECORDS, Batch, from_client
-from vllm_vitals.transport.outbox import FEW, OVERHEAD, Outbox, Parcel
-from vllm_vitals.transport.packer import LARGEST_RECORD, Packer
+from vllm_vitals.transport.buffer import FEW, LARGEST_RECORD, MAX_KEPT, OVERHEAD, Kept, Known, Outbox, Packer, Parcel
+from vllm_vitals.transport.protocol import MOST_RECORDS, Batch, from_client
 
 SIZE = 1000
 ASLEEP, AWAKE = Sleep("m", "0", "sleeping"), Sleep("m", "0", "awake")
@@ -186,11 +184,11 @@ def test_an_engine_that_is_back_is_not_said_to_be_gone() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     known, kept = Known(), Kept()
-    for number in range(2 * MOST):
+    for number in range(2 * MAX_KEPT):
         for record in (facts(str(number)), Sleep("m", str(number), "awake"), Rejection("m", str(number))):
             known.note(record)
             kept.note(record)
-    assert len(known.records()) == 2 * MOST
+    assert len(known.records()) == 2 * MAX_KEPT
     packer = Packer("0", 1 << 30)
     packer.known = known
     while not packer.full:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.unit.wire import short_directory
 from vllm_vitals._util.directory import LONGEST_PATH, Directory
-from vllm_vitals.transport import listener as module
-from vllm_vitals.transport.listener import Listener
+from vllm_vitals.transport import unix_socket as module
+from vllm_vitals.transport.unix_socket import Listener
 
 NOBODY = 65534
 

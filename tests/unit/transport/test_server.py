@@ -19,10 +19,11 @@ from tests.unit.builders import facts, step
 from tests.unit.wire import GREETING, Client, Collecting, connect_, numbered, path_
 from tests.waiting import wait_until
 from vllm_vitals.records.step import Gap
-from vllm_vitals.transport import processes, receiver, session
-from vllm_vitals.transport.frames import CLOSED, WireError, frame
-from vllm_vitals.transport.messages import PROTOCOL, Batch, Refusal, Taken, Welcome, encode
-from vllm_vitals.transport.receiver import Peer
+from vllm_vitals.transport import peers as processes
+from vllm_vitals.transport import server as receiver
+from vllm_vitals.transport import server as session
+from vllm_vitals.transport.protocol import CLOSED, PROTOCOL, Batch, Refusal, Taken, Welcome, WireError, encode, frame
+from vllm_vitals.transport.server import Peer
 
 __all__ = ["connect_", "path_"]
 PEER = Peer(GREETING.process, GREETING.name, GREETING.pid)
