@@ -23,7 +23,7 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("\n
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE)
-    if not line.startswith(("| What", "| ---"))
+    if not line.startswith(("| Input", "| ---"))
 ]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 
@@ -61,12 +61,12 @@ BOUNDS = {
     "Reads from one client": [f"{limits.QUICK_READS} at once", f"every {seconds(limits.TICK_SECONDS)}"],
     "Requests that wait for a page": [f"{limits.WAITING} in all", f"{limits.ADDRESS_WAITING} from one address"],
     "Pages for clients that": [f"{limits.RENDER_BURST_SECONDS * 1000:g} ms", f"{limits.RENDER_SHARE:.0%} of the time"],
-    "Answers that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
+    "Responses that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
     "Time for a whole scrape": [seconds(limits.EXCHANGE_SECONDS)],
     "Time | `native.timeout`": [f"{download.MOST_REDIRECTS} redirects"],
     "Head of the answer": [size(download.MOST_HEAD)],
     "The page |": [
-        f"{size(download.MOST_BYTES)} unpacked", f"{size(2 * download.MOST_BYTES)} as it comes", f"{page.MOST_LINES:,} lines",
+        f"{size(download.MOST_BYTES)} unpacked", f"{size(2 * download.MOST_BYTES)} as received", f"{page.MOST_LINES:,} lines",
         f"{page.LONGEST_LINE:,} characters",
     ],
     "Series with labels that are made up": [size(totals.MOST_HELD)],
