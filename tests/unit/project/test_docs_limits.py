@@ -69,7 +69,7 @@ BOUNDS = {
         f"{size(download.MOST_BYTES)} unpacked", f"{size(2 * download.MOST_BYTES)} as received", f"{page.MOST_LINES:,} lines",
         f"{page.LONGEST_LINE:,} characters",
     ],
-    "Series with labels that are made up": [size(totals.MOST_HELD)],
+    "Series with invented labels": [size(totals.MOST_HELD)],
     "Time | `otlp.timeout`": [seconds(exporter.NATIVE_WAIT_SECONDS)],
     "Bytes of a push's answer": [size(line.MOST_RECEIVED)],
     "Heads over HTTP": [
@@ -83,7 +83,7 @@ BOUNDS = {
     "The pause": [seconds(exporter.MAX_PAUSE_SECONDS)],
     "The path of a socket": [f"{directory.LONGEST_PATH} bytes"],
     "Connections to a collector": [str(inspect.signature(receiver.Receiver).parameters["most"].default)],
-    "A connection that says nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
+    "A connection that sends nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
     "A frame that arrives slowly": [seconds(frames.WHOLE)],
     "The size of a frame": [size(frames.MOST_FROM_CLIENT), size(session.MOST_OF_HELLO)],
     "Frames of all connections": [size(room.MOST)],
