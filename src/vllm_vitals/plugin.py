@@ -172,7 +172,7 @@ def native_registry(settings: NativeSettings) -> Callable[[], Any]:
     if settings.url is None:
         return _registry
     from vllm_vitals._util.trust import Trust  # noqa: PLC0415
-    from vllm_vitals.vllm_page.page import Page  # noqa: PLC0415 - only when asked for
+    from vllm_vitals.vllm_page.parse import Page  # noqa: PLC0415 - only when asked for
 
     return Page(settings.url, settings.timeout, Trust(settings.tls_ca, settings.tls_cert, settings.tls_key)).fresh
 

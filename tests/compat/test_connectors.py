@@ -32,8 +32,8 @@ from tests.connectors import (
 from tests.parity import Samples, value
 from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
-from vllm_vitals.vllm_page.page import parse
-from vllm_vitals.vllm_page.source import NativeSource
+from vllm_vitals.vllm_page.parse import parse
+from vllm_vitals.vllm_page.poller import NativeSource
 
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 ENGINE = {"model_name": "m", "engine": "0"}

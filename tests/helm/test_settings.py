@@ -139,7 +139,7 @@ def test_every_setting_beside_a_value_is_one_of_the_product() -> None:
 
 
 def test_defaults_are_the_products() -> None:
-    """Apart from where it listens, what the chart renders without being asked is what there is without it."""
+    """BackgroundCall from where it listens, what the chart renders without being asked is what there is without it."""
     settings = Settings.model_validate(settings_file(objects(SERVE)))
     ours = settings.model_dump()
     default = Settings().model_dump()

@@ -22,11 +22,11 @@ from tests.unit.native_vllm import OPENMETRICS, RUST, TEXT, Vllm, openmetrics_pa
 from tests.unit.peer import HOST, Peer, answer
 from vllm_vitals.config.settings import NativeSettings
 from vllm_vitals.exporters.prometheus.text import Renderer
-from vllm_vitals.vllm_page import page, totals
-from vllm_vitals.vllm_page.page import LONGEST_LINE, LONGEST_REASON, PageError, parse
+from vllm_vitals.vllm_page import mapping as totals
+from vllm_vitals.vllm_page import parse as page
+from vllm_vitals.vllm_page.mapping import Totals
+from vllm_vitals.vllm_page.parse import LONGEST_LINE, LONGEST_REASON, NativeSeries, PageError, parse
 from vllm_vitals.vllm_page.poller import Poller
-from vllm_vitals.vllm_page.series import NativeSeries
-from vllm_vitals.vllm_page.totals import Totals
 
 KIND = f"Content-Type: {TEXT}"
 

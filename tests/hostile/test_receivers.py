@@ -23,9 +23,9 @@ from tests.hostile.receiver import FORMS, TOKENS, Scripted, cut, descriptors, li
 from tests.unit.builders import examples, feed, step
 from tests.unit.otlp import HOST, GrpcReceiver, Pusher, Refusal, hear_request, partial, peer, points
 from tests.waiting import wait_until
+from vllm_vitals._util.http_connection import MOST_RECEIVED
+from vllm_vitals._util.http_response import MOST_INFORMATIONAL
 from vllm_vitals.exporters.otlp.grpc_transport import METHOD, from_error
-from vllm_vitals.exporters.otlp.line import MOST_RECEIVED
-from vllm_vitals.exporters.otlp.reply import MOST_INFORMATIONAL
 from vllm_vitals.exporters.otlp.response import UNREADABLE, PushResult, redacted
 
 AMPLE = 60.0

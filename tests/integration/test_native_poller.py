@@ -15,11 +15,10 @@ from tests.unit.peer import HOST, Peer, answer
 from tests.waiting import wait_until
 from vllm_vitals.config.settings import NativeSettings, Settings
 from vllm_vitals.deployment.sidecar import NativeSidecar
-from vllm_vitals.vllm_page import source
+from vllm_vitals.vllm_page import poller as source
 from vllm_vitals.vllm_page.mapping import mapped
-from vllm_vitals.vllm_page.page import PageError
+from vllm_vitals.vllm_page.parse import NativeSeries, PageError
 from vllm_vitals.vllm_page.poller import MOST_REASONS, Poller
-from vllm_vitals.vllm_page.series import NativeSeries
 
 RUNNING = 'vllm_engine_requests_running{model_name="m",engine="0"}'
 UP = 'vllm_engine_up{model_name="m",engine="0"}'

@@ -22,7 +22,7 @@ from vllm_vitals.aggregation.aggregator import Aggregator
 from vllm_vitals.config.settings import Settings
 from vllm_vitals.deployment.sidecar import NativeSidecar
 from vllm_vitals.exporters.otlp.exporter import OtlpExporter, _read, otlp_exporter
-from vllm_vitals.vllm_page.page import Page
+from vllm_vitals.vllm_page.parse import Page
 
 ENGINE = frozenset({("model_name", MODEL), ("engine", "0")})
 NATIVE = ("vllm:generation_tokens_total", ENGINE)

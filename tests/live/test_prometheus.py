@@ -44,7 +44,7 @@ def test_prometheus_stores_what_the_page_shows(server: VllmServer, prometheus: P
 def test_every_series_has_type_help_and_unit(server: VllmServer, prometheus: Prometheus) -> None:
     metadata = json.loads(fetch(f"http://127.0.0.1:{prometheus.port}/api/v1/metadata"))["data"]
     assert metadata["vllm_request_duration_seconds"] == [
-        {"type": "histogram", "help": "From a request's arrival to its last token.", "unit": "seconds"}
+        {"type": "histogram", "help": "Time from a request's arrival to its last token.", "unit": "seconds"}
     ]
     unknown = [name for name, (entry, *_) in metadata.items() if entry["type"] == "unknown" or not entry["help"]]
     assert unknown == []

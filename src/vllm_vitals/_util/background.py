@@ -1,4 +1,4 @@
-"""Work that may take as long as it likes, or hang: it is done on a thread of its own, and nobody has to wait for it."""
+"""A call that may take long, or hang, on its own thread, so that its caller need not wait."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -11,46 +11,46 @@ T = TypeVar("T")
 
 @dataclass
 class Outcome(Generic[T]):
-    """What came of doing it once."""
+    """The result of one run."""
 
     items: list[T] = field(default_factory=list)
     error: BaseException | None = None
-    """Why there may be no more items."""
+    """The error that ended the run; there may be fewer items."""
     done: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raise why there may be no more items; what is no `Exception`, as a RuntimeError."""
+        """Raise the error of the run. An error that is no `Exception` becomes a RuntimeError."""
         if isinstance(self.error, Exception):
             raise self.error
         if self.error is not None:
             raise RuntimeError(repr(self.error)) from self.error
 
 
-class Apart(Generic[T]):
-    """Does the same work again and again, each time that it is asked to; for one thread that asks."""
+class BackgroundCall(Generic[T]):
+    """Runs the same work each time that one other thread asks."""
 
     def __init__(self, work: Callable[[], Iterable[T]], name: str) -> None:
-        """Take note of the work, and of how its thread is called."""
+        """Prepare: `work` gives the items of a run. `name`: of its thread."""
         self._work = work
         self._asked: SimpleQueue[Outcome[T] | None] = SimpleQueue()
         self._late: Outcome[T] | None = None
-        """What nobody waited for any longer."""
+        """The latest run that was not over in time."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which cannot be done any more when an interpreter ends."""
+        """Start the thread. That is too late once the interpreter ends."""
         if self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:
-        """Let the thread end, once what it is at is over."""
+        """Let the thread end after its present run."""
         self._asked.put(None)
 
-    def latest(self, wait: Callable[[Callable[[float], bool]], object]) -> Outcome[T] | None:
-        """Do the work and return what came of it, `None` if it is not over yet.
+    def result(self, wait: Callable[[Callable[[float], bool]], object]) -> Outcome[T] | None:
+        """Return the result of this run, or of a late previous one; `None` if neither is ready.
 
-        `wait` waits as long as it sees fit, with what waits so many seconds and tells whether it is over. If it is not
-        then, the time before counts, if that was late too. While that one is not over it is not begun anew.
+        `wait` gets a function that waits some seconds for the end of the run and returns whether it came. No run begins
+        while the previous one is not over.
         """
         self.start()
         before = self._late
@@ -67,6 +67,6 @@ class Apart(Generic[T]):
             try:
                 for item in self._work():
                     outcome.items.append(item)
-            except BaseException as error:  # noqa: BLE001 - whoever asked is told
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
                 outcome.error = error
             outcome.done.set()

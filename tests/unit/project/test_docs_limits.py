@@ -6,17 +6,21 @@ from pathlib import Path
 
 from vllm_vitals._util import directory, documents, files, labels, redact
 from vllm_vitals._util import http as download
+from vllm_vitals._util import http_connection as line
+from vllm_vitals._util import http_response as reply
 from vllm_vitals.aggregation import aggregator
 from vllm_vitals.catalog import cache, metric
 from vllm_vitals.config import load, otel_env
-from vllm_vitals.exporters.otlp import exporter, grpc_transport, line, reply, response
+from vllm_vitals.exporters.otlp import exporter, grpc_transport, response
 from vllm_vitals.exporters.prometheus import limits
 from vllm_vitals.ingest import step_queue as queue
 from vllm_vitals.records import step
 from vllm_vitals.store import store
 from vllm_vitals.transport import frames, receiver, room, session
 from vllm_vitals.vllm import finished, reader
-from vllm_vitals.vllm_page import page, poller, totals
+from vllm_vitals.vllm_page import mapping as totals
+from vllm_vitals.vllm_page import parse as page
+from vllm_vitals.vllm_page import poller
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition("\n## ")[0]

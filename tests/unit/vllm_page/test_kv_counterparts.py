@@ -9,10 +9,9 @@ from tests.unit.vllm_page.test_source import Sidecar
 from vllm_vitals.catalog import connectors
 from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.kv_reports import DESCRIBED, FAILED, LISTS, OPERATIONS
-from vllm_vitals.vllm_page.counterparts import why_missing
-from vllm_vitals.vllm_page.kv_counterparts import LISTED, NIXL, OF_CONNECTORS, UNTOLD
+from vllm_vitals.vllm_page.counterparts import LISTED, NIXL, OF_CONNECTORS, UNTOLD, why_missing
 from vllm_vitals.vllm_page.mapping import mapped, relevant
-from vllm_vitals.vllm_page.page import parse
+from vllm_vitals.vllm_page.parse import parse
 
 ONE_NIXL, TWO_NIXLS, NEWEST = (0, 19, 1), (0, 20, 2), (0, 33, 0)
 BOUNDS = (1.0, 2.0, 5.0)

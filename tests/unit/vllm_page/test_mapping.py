@@ -11,7 +11,7 @@ from vllm_vitals.catalog.connectors import CONNECTORS
 from vllm_vitals.catalog.metric import Scope
 from vllm_vitals.vllm_page.counterparts import COUNTERPARTS, NAMES, OUTPUT_TOKENS, PARTLY, RECOMPUTED, UNFIT
 from vllm_vitals.vllm_page.mapping import mapped, missing, relevant
-from vllm_vitals.vllm_page.page import parse
+from vllm_vitals.vllm_page.parse import parse
 
 OLDEST, NEWEST = (0, 11, 0), (0, 33, 0)
 HISTOGRAMS = {

@@ -24,7 +24,7 @@ from tests.unit.native_vllm import (
 from tests.unit.peer import Peer, answer
 from vllm_vitals._util.http import DownloadError
 from vllm_vitals.exporters.otlp.series import native_series
-from vllm_vitals.vllm_page.page import Page, PageError, fetch, parse
+from vllm_vitals.vllm_page.parse import Page, PageError, fetch, parse
 
 
 def busy(*release: int) -> Vllm:

@@ -20,10 +20,9 @@ from vllm_vitals.catalog.requests import DURATION, GENERATION_TOKENS
 from vllm_vitals.exporters.otlp.encode import PushBuilder
 from vllm_vitals.exporters.prometheus.text import Renderer
 from vllm_vitals.store.store import OTHER, Store
-from vllm_vitals.vllm_page.page import parse
-from vllm_vitals.vllm_page.series import NativeSeries
-from vllm_vitals.vllm_page.source import NativeSource
-from vllm_vitals.vllm_page.totals import Totals
+from vllm_vitals.vllm_page.mapping import Totals
+from vllm_vitals.vllm_page.parse import NativeSeries, parse
+from vllm_vitals.vllm_page.poller import NativeSource
 
 NEWEST = (0, 33, 0)
 TOKENS = "vllm_tokens_generation_total"

@@ -11,7 +11,7 @@ from vllm_vitals.cli.doctor.finding import Finding, fail, ok, skip, warn
 from vllm_vitals.cli.doctor.launch import Launch
 from vllm_vitals.config.settings import NativeSettings
 from vllm_vitals.vllm_page.mapping import mapped, relevant
-from vllm_vitals.vllm_page.page import PageError, fetch
+from vllm_vitals.vllm_page.parse import PageError, fetch
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 USUAL = "vLLM shows its metrics at http://HOST:8000/metrics"

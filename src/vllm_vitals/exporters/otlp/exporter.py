@@ -11,7 +11,7 @@ from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 
-from vllm_vitals._util.background import Apart, Outcome
+from vllm_vitals._util.background import BackgroundCall, Outcome
 from vllm_vitals._util.bounds import clean
 from vllm_vitals._util.http import DownloadError
 from vllm_vitals._util.log import LOGGER, keep_out, log_once
@@ -25,7 +25,7 @@ from vllm_vitals.exporters.otlp.response import PushResult, failure_kind, from_e
 from vllm_vitals.exporters.otlp.series import Series, native_series
 from vllm_vitals.exporters.otlp.target import EndpointError, Target, resolve
 from vllm_vitals.exporters.otlp.transport import Transport, connect
-from vllm_vitals.vllm_page.page import LONGEST_REASON, PageError
+from vllm_vitals.vllm_page.parse import LONGEST_REASON, PageError
 
 NAME = "otlp"
 MAX_PAUSE_SECONDS = 300.0
@@ -74,7 +74,7 @@ class OtlpExporter:
             more=self._native_series if native else tuple,
         )
         keep_out(target.redactor)
-        self._native = Apart(partial(_read, native), "vitals-bridge") if native else None
+        self._native = BackgroundCall(partial(_read, native), "vitals-bridge") if native else None
         self._transport: Transport | None = None
         self._sender: threading.Thread | None = None
         """The thread of the latest push; it may still run after the push was given up."""
@@ -145,7 +145,7 @@ class OtlpExporter:
 
     def _native_series(self) -> Iterator[Series]:
         """Yield vLLM's own series. If they cannot be read, or not in time, the push leaves without them."""
-        found = self._native.latest(self._wait_for_native) if self._native else Outcome[Series]()
+        found = self._native.result(self._wait_for_native) if self._native else Outcome[Series]()
         if found is None:
             self._complete = False
             late = "vLLM's own metrics take long to be read: this push leaves without them, a later one has them"

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from vllm_vitals._util.deadline_socket import Deadline
+from vllm_vitals._util.http_connection import Tls, dial
 from vllm_vitals._util.redact import shown_url
-from vllm_vitals.exporters.otlp.line import Tls, dial
 from vllm_vitals.exporters.otlp.target import Target
 
 HTTPS_PORT, HTTP_PORT = 443, 80

@@ -10,8 +10,8 @@ from email.utils import parsedate_to_datetime
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from vllm_vitals._util.bounds import clean
+from vllm_vitals._util.http_response import Reply
 from vllm_vitals._util.redact import MOST_SEARCHED, Redactor
-from vllm_vitals.exporters.otlp.reply import Reply
 from vllm_vitals.exporters.otlp.target import EndpointError, Target
 
 TRANSIENT_STATUSES = (408, 429, 500, 502, 503, 504)

@@ -8,7 +8,7 @@ from vllm_vitals._util.pacing import checkpoint
 from vllm_vitals.catalog.metric import Key, Metric
 from vllm_vitals.store.series import Cell, HistogramCell, Reading
 from vllm_vitals.store.store import Store, snapshot
-from vllm_vitals.vllm_page.series import read
+from vllm_vitals.vllm_page.parse import read
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of a second."""

@@ -9,10 +9,10 @@ from typing import Protocol
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from vllm_vitals._util.deadline_socket import Deadline
+from vllm_vitals._util.http_connection import Line, Tls, dial
+from vllm_vitals._util.http_response import read_reply
 from vllm_vitals._util.redact import shown_url
-from vllm_vitals.exporters.otlp.line import Line, Tls, dial
 from vllm_vitals.exporters.otlp.peer import HTTP_PORT, HTTPS_PORT, proxy_url, tls_context
-from vllm_vitals.exporters.otlp.reply import read_reply
 from vllm_vitals.exporters.otlp.response import PushResult, from_http, reported
 from vllm_vitals.exporters.otlp.target import USER_AGENT, EndpointError, Target
 

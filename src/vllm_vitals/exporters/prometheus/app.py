@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector as RegistryCollector
 
-from vllm_vitals._util.background import Apart
+from vllm_vitals._util.background import BackgroundCall
 from vllm_vitals._util.labels import fit, fits
 from vllm_vitals._util.log import log_once
 from vllm_vitals._util.pacing import checkpoint, paced
@@ -54,7 +54,9 @@ class ScrapeApp:
         """
         self._aggregator = aggregator
         self._troubles = {"/healthz": ended or problem, "/readyz": problem}
-        self._native = Apart(lambda: self._families(native_registry()), "vitals-native") if native_registry else None
+        self._native = (
+            BackgroundCall(lambda: self._families(native_registry()), "vitals-native") if native_registry else None
+        )
         self._native_seconds = 0.0
         """Processor time that reading vLLM's registry has taken so far, on its own thread."""
         self._renderers: dict[bool, Renderer] = {}
@@ -105,10 +107,10 @@ class ScrapeApp:
             yield END
 
     def _native_page(
-        self, native: Apart[Metric], wanted: Callable[[str], bool], *, openmetrics: bool
+        self, native: BackgroundCall[Metric], wanted: Callable[[str], bool], *, openmetrics: bool
     ) -> Iterator[bytes]:
         """Yield the families of vLLM's registry. If it is slow or cannot be read, our families are served without them."""
-        found = native.latest(lambda over: over(MAX_NATIVE_WAIT_SECONDS))
+        found = native.result(lambda done: done(MAX_NATIVE_WAIT_SECONDS))
         if found is None:
             late = "Reading vLLM's own metrics takes too long: this page is served without them"
             log_once(logging.WARNING, late, key="native-late")

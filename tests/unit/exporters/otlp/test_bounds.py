@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from vllm_vitals._util.deadline_socket import Deadline
+from vllm_vitals._util.http_connection import Plain
 from vllm_vitals._util.redact import MOST_SEARCHED
 from vllm_vitals.exporters.otlp.grpc_transport import from_error
-from vllm_vitals.exporters.otlp.line import Plain
 
 
 class Waning:

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from tests.unit.otlp import HOST, HttpReceiver, Pusher, free_port, of, said
-from vllm_vitals.exporters.otlp import line as line_module
+from vllm_vitals._util import http_connection as line_module
 
 PASSWORD = "pr0xy/S3cret"  # noqa: S105
 PROOF = f"Basic {b64encode(f'user:{PASSWORD}'.encode()).decode()}".encode()

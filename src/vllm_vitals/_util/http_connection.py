@@ -50,18 +50,18 @@ class Plain:
         self._sock = sock
         self.begin(deadline)
 
-    def begin(self, deadline: Deadline) -> None:  # noqa: D102
+    def begin(self, deadline: Deadline) -> None:
         self._deadline = deadline
         self._left = MOST_RECEIVED
         self._small = False
 
-    def send(self, data: bytes) -> None:  # noqa: D102
+    def send(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
             self._sock.settimeout(self._deadline.left())
             left = left[self._sock.send(left) :]
 
-    def receive(self) -> bytes:  # noqa: D102
+    def receive(self) -> bytes:
         if self._small:
             time.sleep(min(REST, self._deadline.left()))
         self._sock.settimeout(self._deadline.left())
@@ -72,12 +72,12 @@ class Plain:
             raise ConnectionError(f"more than {MOST_RECEIVED} bytes came")
         return came
 
-    def idle(self) -> bool:  # noqa: D102
+    def idle(self) -> bool:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return not poll.poll(0)
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._sock.close()
 
 
@@ -96,27 +96,27 @@ class Tls:
         """Return the version that was agreed on."""
         return self._tls.version() or "TLS"
 
-    def begin(self, deadline: Deadline) -> None:  # noqa: D102
+    def begin(self, deadline: Deadline) -> None:
         self._below.begin(deadline)
 
-    def send(self, data: bytes) -> None:  # noqa: D102
+    def send(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
             piece = left[:CHUNK]
             left = left[self._do(lambda piece=piece: self._tls.write(piece)) :]  # type: ignore[misc]
 
-    def receive(self) -> bytes:  # noqa: D102
+    def receive(self) -> bytes:
         try:
             return self._do(lambda: self._tls.read(CHUNK))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
 
-    def idle(self) -> bool:  # noqa: D102
+    def idle(self) -> bool:
         if self._incoming.pending or not self._below.idle():
             return False  # TLS 1.3 sends tickets; whether these were all, nobody can tell without reading
         return not self._tls.pending()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
         self._below.close()
 
     def _do(self, action: Callable[[], T]) -> T:
