@@ -30,7 +30,7 @@ TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("\n
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE)
-    if not line.startswith(("| What", "| ---"))
+    if not line.startswith(("| Input", "| ---"))
 ]
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 
@@ -68,15 +68,15 @@ BOUNDS = {
     "Reads from one client": [f"{limits.QUICK_READS} at once", f"every {seconds(limits.TICK_SECONDS)}"],
     "Requests that wait for a page": [f"{limits.WAITING} in all", f"{limits.ADDRESS_WAITING} from one address"],
     "Pages for clients that": [f"{limits.RENDER_BURST_SECONDS * 1000:g} ms", f"{limits.RENDER_SHARE:.0%} of the time"],
-    "Answers that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
+    "Responses that are not read": [size(limits.ANSWER_BYTES), size(limits.SEND_BYTES)],
     "Time for a whole scrape": [seconds(limits.EXCHANGE_SECONDS)],
     "Time | `native.timeout`": [f"{download.MOST_REDIRECTS} redirects"],
     "Head of the answer": [size(download.MOST_HEAD)],
     "The page |": [
-        f"{size(download.MOST_BYTES)} unpacked", f"{size(2 * download.MOST_BYTES)} as it comes", f"{page.MOST_LINES:,} lines",
+        f"{size(download.MOST_BYTES)} unpacked", f"{size(2 * download.MOST_BYTES)} as received", f"{page.MOST_LINES:,} lines",
         f"{page.LONGEST_LINE:,} characters",
     ],
-    "Series with labels that are made up": [size(totals.MOST_HELD)],
+    "Series with invented labels": [size(totals.MOST_HELD)],
     "Time | `otlp.timeout`": [seconds(exporter.NATIVE_WAIT_SECONDS)],
     "Bytes of a push's answer": [size(line.MOST_RECEIVED)],
     "Heads over HTTP": [
@@ -90,7 +90,7 @@ BOUNDS = {
     "The pause": [seconds(exporter.MAX_PAUSE_SECONDS)],
     "The path of a socket": [f"{directory.LONGEST_PATH} bytes"],
     "Connections to a collector": [str(inspect.signature(receiver.Receiver).parameters["most"].default)],
-    "A connection that says nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
+    "A connection that sends nothing": [f"{seconds(session.HANDSHAKE)} until", f"{seconds(session.IDLE)} between"],
     "A frame that arrives slowly": [seconds(frames.WHOLE)],
     "The size of a frame": [size(frames.MOST_FROM_CLIENT), size(session.MOST_OF_HELLO)],
     "Frames of all connections": [size(room.MAX_ROOM_BYTES)],
