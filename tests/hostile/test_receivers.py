@@ -99,7 +99,7 @@ class Spoken:
     def __init__(self, before: list[bytes], status: int, reason: str, heads: list[bytes], body: bytes, packed: int) -> None:  # fmt: skip
         said = reason.encode(errors="replace").replace(b"\n", b" ").replace(b"\r", b" ")[:4000]
         for _ in range(packed):
-            body = gzip.compress(body)
+            body = gzip.compress(body, mtime=0)
         first = b"".join(b"HTTP/1.1 " + each + b"\r\n\r\n" for each in before) + b"HTTP/1.1 %d %s\r\n" % (status, said)
         length = b"Content-Length: %d" % len(body)
         self.bytes = first + b"\r\n".join([length, *heads]) + b"\r\n\r\n" + body
