@@ -173,7 +173,7 @@ class Launch:
 
 
 def settings(launch: Launch) -> Iterator[Finding]:
-    """Check the settings, and tell where each one that is not a default comes from."""
+    """Check the settings, and show where each one that is not a default comes from."""
     outcome = launch.outcome
     if isinstance(outcome, Loaded):
         values = [

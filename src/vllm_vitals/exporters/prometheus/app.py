@@ -47,10 +47,10 @@ class ScrapeApp:
         native_registry: Callable[[], Any] | None,
         ended: Callable[[], str] | None = None,
     ) -> None:
-        """`problem` tells at once why nothing comes in, `""` when all is well.
+        """`problem` returns why no data come in, or `""`. It must not wait.
 
-        `native_registry` gives the registry whose metrics are served after ours, `None` for none. `ended` tells what
-        only a restart mends, `""` when there is nothing; unless given, it is what `problem` tells.
+        `native_registry` returns the registry whose metrics are served after ours. `ended` returns a problem that only a
+        restart can solve, or `""`; by default it is `problem`.
         """
         self._aggregator = aggregator
         self._troubles = {"/healthz": ended or problem, "/readyz": problem}
