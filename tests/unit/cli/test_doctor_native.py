@@ -69,7 +69,7 @@ def test_no_url() -> None:
 
 
 def at(url: str) -> Finding:
-    finding = look("native-url", {"VITALS_NATIVE__URL": url, "VITALS_NATIVE__TIMEOUT": "2"})
+    finding = look("native-url", {"VITALS_NATIVE__URL": url, "VITALS_NATIVE__TIMEOUT": "30"})
     assert "native.url (from VITALS_NATIVE__URL)" in finding.found
     return finding
 
